@@ -101,10 +101,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -159,8 +170,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -186,8 +196,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -198,10 +207,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -284,293 +343,155 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(constants + 0);
     __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 61440);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 64, 64> minus_identity;
-    TASSIGN(minus_identity, 0x0);
-    L1Tile<half, 16, 16> identity;
-    TASSIGN(identity, 0x2000);
-    L1Tile<half, 64, 128> k_first;
-    TASSIGN(k_first, 0x2200);
-    TileLeft<half, 64, 128> k_kT_left_first;
-    TASSIGN(k_kT_left_first, 0x0);
-    TileRight<half, 128, 64> k_kT_right_first;
-    TASSIGN(k_kT_right_first, 0x0);
-    TileAcc<float, 64, 64> k_kT_first;
-    TASSIGN(k_kT_first, 0x0);
-    L1Tile<half, 64, 128> q_first;
-    TASSIGN(q_first, 0xa200);
-    L1Tile<half, 64, 64> Tinv_zeros_first;
-    TASSIGN(Tinv_zeros_first, 0x12200);
-    TileLeft<half, 64, 128> q_kT_left_first;
-    TASSIGN(q_kT_left_first, 0x8000);
-    TileRight<half, 128, 64> q_kT_right_first;
-    TASSIGN(q_kT_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_kT_first;
-    TASSIGN(q_kT_first, 0x4000);
-    L1Tile<half, 64, 64> below_beta_k_kT_f16_in_first;
-    TASSIGN(below_beta_k_kT_f16_in_first, 0x14200);
-    L1Tile<half, 64, 16> below_diagonal_4_f16_in_first;
-    TASSIGN(below_diagonal_4_f16_in_first, 0x16200);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_first;
-    TASSIGN(Tinv_rows_2_f16_in_first, 0x16a00);
-    TileLeft<half, 64, 16> Tinv_below_4_left_first;
-    TASSIGN(Tinv_below_4_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_below_4_right_first;
-    TASSIGN(Tinv_below_4_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_4_first;
-    TASSIGN(Tinv_below_4_first, 0x8000);
-    L1Tile<half, 64, 16> below_diagonal_8_f16_in_first;
-    TASSIGN(below_diagonal_8_f16_in_first, 0x17200);
-    L1Tile<half, 64, 16> Tinv_below_4_f16_first;
-    TASSIGN(Tinv_below_4_f16_first, 0x17a00);
-    TileLeft<half, 64, 16> identity_product_left_first;
-    TASSIGN(identity_product_left_first, 0x8000);
-    TileRight<half, 16, 16> identity_product_right_first;
-    TASSIGN(identity_product_right_first, 0x8000);
-    TileAcc<float, 64, 16> identity_product_first;
-    TASSIGN(identity_product_first, 0x9000);
-    L1Tile<half, 64, 16> below_diagonal_16_f16_in_first;
-    TASSIGN(below_diagonal_16_f16_in_first, 0x18200);
-    TileLeft<half, 64, 16> Tinv_rows_4_left_first;
-    TASSIGN(Tinv_rows_4_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_4_right_first;
-    TASSIGN(Tinv_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_4_first;
-    TASSIGN(Tinv_rows_4_first, 0x9000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16_first;
-    TASSIGN(Tinv_rows_4_f16_first, 0x18a00);
-    TileLeft<half, 64, 16> Tinv_below_8_left_first;
-    TASSIGN(Tinv_below_8_left_first, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_8_right_first;
-    TASSIGN(Tinv_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_8_first;
-    TASSIGN(Tinv_below_8_first, 0xa000);
-    L1Tile<half, 64, 64> lower_q_kT_f16_in_first;
-    TASSIGN(lower_q_kT_f16_in_first, 0x19200);
-    L1Tile<half, 64, 16> Tinv_below_8_f16_first;
-    TASSIGN(Tinv_below_8_f16_first, 0x1d200);
-    TileLeft<half, 64, 16> Tinv_rows_8_left_first;
-    TASSIGN(Tinv_rows_8_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_8_right_first;
-    TASSIGN(Tinv_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_8_first;
-    TASSIGN(Tinv_rows_8_first, 0x9000);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16_first;
-    TASSIGN(Tinv_rows_8_f16_first, 0x1da00);
-    TileLeft<half, 64, 16> Tinv_below_16_left_first;
-    TASSIGN(Tinv_below_16_left_first, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_16_right_first;
-    TASSIGN(Tinv_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_16_first;
-    TASSIGN(Tinv_below_16_first, 0xb000);
-    L1Tile<half, 64, 16> Tinv_below_16_f16_first;
-    TASSIGN(Tinv_below_16_f16_first, 0x1e200);
-    TileLeft<half, 64, 16> Tinv_rows_16_left_first;
-    TASSIGN(Tinv_rows_16_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_16_right_first;
-    TASSIGN(Tinv_rows_16_right_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_16_first;
-    TASSIGN(Tinv_blocks_16_first, 0x12200);
-    TileAcc<float, 32, 16> Tinv_below_32_first;
-    TASSIGN(Tinv_below_32_first, 0xc000);
-    L1Tile<half, 32, 16> Tinv_below_32_f16_first;
-    TASSIGN(Tinv_below_32_f16_first, 0x1ea00);
-    TileRight<half, 32, 16> Tinv_corner_32_right_first;
-    TASSIGN(Tinv_corner_32_right_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_32_first;
-    TASSIGN(Tinv_blocks_32_first, 0x12200);
-    TileLeft<half, 32, 32> Tinv_below_64_left_first;
-    TASSIGN(Tinv_below_64_left_first, 0x8000);
-    TileRight<half, 32, 32> Tinv_below_64_right_first;
-    TASSIGN(Tinv_below_64_right_first, 0x8000);
-    TileAcc<float, 32, 32> Tinv_below_64_first;
-    TASSIGN(Tinv_below_64_first, 0xd000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16_first;
-    TASSIGN(Tinv_below_64_f16_first, 0x1ee00);
-    TileLeft<half, 32, 32> Tinv_corner_64_left_first;
-    TASSIGN(Tinv_corner_64_left_first, 0x0);
-    TileRight<half, 32, 32> Tinv_corner_64_right_first;
-    TASSIGN(Tinv_corner_64_right_first, 0x0);
-    TileAcc<float, 32, 32> Tinv_corner_64_first;
-    TASSIGN(Tinv_corner_64_first, 0xe000);
-    L1Tile<half, 64, 64> Tinv_blocks_64_first;
-    TASSIGN(Tinv_blocks_64_first, 0x12200);
-    TileLeft<half, 64, 64> Tinv_left_first;
-    TASSIGN(Tinv_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_right_first;
-    TASSIGN(Tinv_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_first;
-    TASSIGN(Tinv_first, 0xf000);
-    L1Tile<half, 64, 64> Tinv_f16_first;
-    TASSIGN(Tinv_f16_first, 0x1f600);
+    auto minus_identity = tile_at<L1Tile<half, 64, 64>>(0x0);
+    auto identity = tile_at<L1Tile<half, 16, 16>>(0x2000);
+    auto k_first = tile_at<L1Tile<half, 64, 128>>(0x2200);
+    auto k_kT_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_kT_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_kT_first = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto q_first = tile_at<L1Tile<half, 64, 128>>(0xa200);
+    auto Tinv_zeros_first = tile_at<L1Tile<half, 64, 64>>(0x12200);
+    auto q_kT_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_kT_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_kT_first = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto below_beta_k_kT_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x14200);
+    auto below_diagonal_4_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x16200);
+    auto Tinv_rows_2_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x16a00);
+    auto Tinv_below_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_4_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_4_first = tile_at<TileAcc<float, 64, 16>>(0x8000);
+    auto below_diagonal_8_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x17200);
+    auto Tinv_below_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x17a00);
+    auto identity_product_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_product_right_first = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_product_first = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto below_diagonal_16_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x18200);
+    auto Tinv_rows_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_first = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto Tinv_rows_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x18a00);
+    auto Tinv_below_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_first = tile_at<TileAcc<float, 64, 16>>(0xa000);
+    auto lower_q_kT_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x19200);
+    auto Tinv_below_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x1d200);
+    auto Tinv_rows_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_first = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto Tinv_rows_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x1da00);
+    auto Tinv_below_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_first = tile_at<TileAcc<float, 64, 16>>(0xb000);
+    auto Tinv_below_16_f16_first = tile_at<L1Tile<half, 64, 16>>(0x1e200);
+    auto Tinv_rows_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_16_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_blocks_16_first = tile_at<L1Tile<half, 64, 64>>(0x12200);
+    auto Tinv_below_32_first = tile_at<TileAcc<float, 32, 16>>(0xc000);
+    auto Tinv_below_32_f16_first = tile_at<L1Tile<half, 32, 16>>(0x1ea00);
+    auto Tinv_corner_32_right_first = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto Tinv_blocks_32_first = tile_at<L1Tile<half, 64, 64>>(0x12200);
+    auto Tinv_below_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_right_first = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_first = tile_at<TileAcc<float, 32, 32>>(0xd000);
+    auto Tinv_below_64_f16_first = tile_at<L1Tile<half, 32, 32>>(0x1ee00);
+    auto Tinv_corner_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_right_first = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_first = tile_at<TileAcc<float, 32, 32>>(0xe000);
+    auto Tinv_blocks_64_first = tile_at<L1Tile<half, 64, 64>>(0x12200);
+    auto Tinv_left_first = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto Tinv_right_first = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv_first = tile_at<TileAcc<float, 64, 64>>(0xf000);
+    auto Tinv_f16_first = tile_at<L1Tile<half, 64, 64>>(0x1f600);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> k;
     L1Tile<half, 64, 64> Tinv_f16;
     L1Tile<half, 64, 64> lower_q_kT_f16_in;
     L1Tile<half, 64, 128> k_next;
-    TileLeft<half, 64, 128> k_kT_left_next;
-    TASSIGN(k_kT_left_next, 0x0);
-    TileRight<half, 128, 64> k_kT_right_next;
-    TASSIGN(k_kT_right_next, 0x0);
-    TileAcc<float, 64, 64> k_kT_next;
-    TASSIGN(k_kT_next, 0x13000);
+    auto k_kT_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_kT_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_kT_next = tile_at<TileAcc<float, 64, 64>>(0x13000);
     L1Tile<half, 64, 128> q_next;
-    L1Tile<half, 64, 64> Tinv_zeros_next;
-    TASSIGN(Tinv_zeros_next, 0x23600);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x25600);
-    TileLeft<half, 64, 128> q_kT_left_next;
-    TASSIGN(q_kT_left_next, 0x8000);
-    TileRight<half, 128, 64> q_kT_right_next;
-    TASSIGN(q_kT_right_next, 0x8000);
-    TileAcc<float, 64, 64> q_kT_next;
-    TASSIGN(q_kT_next, 0x17000);
-    TileLeft<half, 64, 128> k_S_left;
-    TASSIGN(k_S_left, 0x0);
-    TileRight<half, 128, 128> k_S_right;
-    TASSIGN(k_S_right, 0x0);
-    TileAcc<float, 64, 128> k_S;
-    TASSIGN(k_S, 0x0);
-    L1Tile<half, 64, 64> below_beta_k_kT_f16_in_next;
-    TASSIGN(below_beta_k_kT_f16_in_next, 0x2d600);
-    L1Tile<half, 64, 16> below_diagonal_4_f16_in_next;
-    TASSIGN(below_diagonal_4_f16_in_next, 0x2f600);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_next;
-    TASSIGN(Tinv_rows_2_f16_in_next, 0x2fe00);
-    L1Tile<half, 64, 16> below_diagonal_8_f16_in_next;
-    TASSIGN(below_diagonal_8_f16_in_next, 0x30600);
-    TileLeft<half, 64, 128> q_S_left;
-    TASSIGN(q_S_left, 0x8000);
-    TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x8000);
-    TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x8000);
-    L1Tile<half, 64, 16> below_diagonal_16_f16_in_next;
-    TASSIGN(below_diagonal_16_f16_in_next, 0x30e00);
+    auto Tinv_zeros_next = tile_at<L1Tile<half, 64, 64>>(0x23600);
+    auto S_f16_in = tile_at<L1Tile<half, 128, 128>>(0x25600);
+    auto q_kT_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_kT_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_kT_next = tile_at<TileAcc<float, 64, 64>>(0x17000);
+    auto k_S_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_S_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto k_S = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto below_beta_k_kT_f16_in_next = tile_at<L1Tile<half, 64, 64>>(0x2d600);
+    auto below_diagonal_4_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x2f600);
+    auto Tinv_rows_2_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x2fe00);
+    auto below_diagonal_8_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x30600);
+    auto q_S_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_S_right = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto q_S = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto below_diagonal_16_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x30e00);
     L1Tile<half, 64, 64> lower_q_kT_f16_in_next;
-    TileLeft<half, 64, 16> Tinv_below_4_left_next;
-    TASSIGN(Tinv_below_4_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_below_4_right_next;
-    TASSIGN(Tinv_below_4_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_4_next;
-    TASSIGN(Tinv_below_4_next, 0x10000);
-    L1Tile<half, 64, 16> Tinv_below_4_f16_next;
-    TASSIGN(Tinv_below_4_f16_next, 0x31600);
-    TileLeft<half, 64, 16> identity_product_left_next;
-    TASSIGN(identity_product_left_next, 0x8000);
-    TileRight<half, 16, 16> identity_product_right_next;
-    TASSIGN(identity_product_right_next, 0x8000);
-    TileAcc<float, 64, 16> identity_product_next;
-    TASSIGN(identity_product_next, 0x11000);
-    TileLeft<half, 64, 16> Tinv_rows_4_left_next;
-    TASSIGN(Tinv_rows_4_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_4_right_next;
-    TASSIGN(Tinv_rows_4_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_4_next;
-    TASSIGN(Tinv_rows_4_next, 0x11000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16_next;
-    TASSIGN(Tinv_rows_4_f16_next, 0x31e00);
-    TileLeft<half, 64, 16> Tinv_below_8_left_next;
-    TASSIGN(Tinv_below_8_left_next, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_8_right_next;
-    TASSIGN(Tinv_below_8_right_next, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_8_next;
-    TASSIGN(Tinv_below_8_next, 0x12000);
-    L1Tile<half, 64, 16> Tinv_below_8_f16_next;
-    TASSIGN(Tinv_below_8_f16_next, 0x32600);
-    TileLeft<half, 64, 16> Tinv_rows_8_left_next;
-    TASSIGN(Tinv_rows_8_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_8_right_next;
-    TASSIGN(Tinv_rows_8_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_8_next;
-    TASSIGN(Tinv_rows_8_next, 0x11000);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16_next;
-    TASSIGN(Tinv_rows_8_f16_next, 0x32e00);
-    TileLeft<half, 64, 16> Tinv_below_16_left_next;
-    TASSIGN(Tinv_below_16_left_next, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_16_right_next;
-    TASSIGN(Tinv_below_16_right_next, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_16_next;
-    TASSIGN(Tinv_below_16_next, 0x13000);
-    L1Tile<half, 64, 16> Tinv_below_16_f16_next;
-    TASSIGN(Tinv_below_16_f16_next, 0x33600);
-    TileLeft<half, 64, 16> Tinv_rows_16_left_next;
-    TASSIGN(Tinv_rows_16_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_16_right_next;
-    TASSIGN(Tinv_rows_16_right_next, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_16_next;
-    TASSIGN(Tinv_blocks_16_next, 0x23600);
-    TileAcc<float, 32, 16> Tinv_below_32_next;
-    TASSIGN(Tinv_below_32_next, 0x14000);
-    L1Tile<half, 32, 16> Tinv_below_32_f16_next;
-    TASSIGN(Tinv_below_32_f16_next, 0x33e00);
-    TileRight<half, 32, 16> Tinv_corner_32_right_next;
-    TASSIGN(Tinv_corner_32_right_next, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_32_next;
-    TASSIGN(Tinv_blocks_32_next, 0x23600);
-    TileLeft<half, 32, 32> Tinv_below_64_left_next;
-    TASSIGN(Tinv_below_64_left_next, 0x8000);
-    TileRight<half, 32, 32> Tinv_below_64_right_next;
-    TASSIGN(Tinv_below_64_right_next, 0x8000);
-    TileAcc<float, 32, 32> Tinv_below_64_next;
-    TASSIGN(Tinv_below_64_next, 0x15000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16_next;
-    TASSIGN(Tinv_below_64_f16_next, 0x34200);
-    TileLeft<half, 32, 32> Tinv_corner_64_left_next;
-    TASSIGN(Tinv_corner_64_left_next, 0x0);
-    TileRight<half, 32, 32> Tinv_corner_64_right_next;
-    TASSIGN(Tinv_corner_64_right_next, 0x0);
-    TileAcc<float, 32, 32> Tinv_corner_64_next;
-    TASSIGN(Tinv_corner_64_next, 0x16000);
-    L1Tile<half, 64, 64> Tinv_blocks_64_next;
-    TASSIGN(Tinv_blocks_64_next, 0x23600);
-    L1Tile<half, 64, 128> beta_v_minus_k_S_f16_in;
-    TASSIGN(beta_v_minus_k_S_f16_in, 0x34a00);
-    TileLeft<half, 64, 64> Tinv_left_next;
-    TASSIGN(Tinv_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_right_next;
-    TASSIGN(Tinv_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_next;
-    TASSIGN(Tinv_next, 0x17000);
+    auto Tinv_below_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_4_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_4_next = tile_at<TileAcc<float, 64, 16>>(0x10000);
+    auto Tinv_below_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x31600);
+    auto identity_product_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_product_right_next = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_product_next = tile_at<TileAcc<float, 64, 16>>(0x11000);
+    auto Tinv_rows_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_next = tile_at<TileAcc<float, 64, 16>>(0x11000);
+    auto Tinv_rows_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x31e00);
+    auto Tinv_below_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_next = tile_at<TileAcc<float, 64, 16>>(0x12000);
+    auto Tinv_below_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x32600);
+    auto Tinv_rows_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_next = tile_at<TileAcc<float, 64, 16>>(0x11000);
+    auto Tinv_rows_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x32e00);
+    auto Tinv_below_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_next = tile_at<TileAcc<float, 64, 16>>(0x13000);
+    auto Tinv_below_16_f16_next = tile_at<L1Tile<half, 64, 16>>(0x33600);
+    auto Tinv_rows_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_16_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_blocks_16_next = tile_at<L1Tile<half, 64, 64>>(0x23600);
+    auto Tinv_below_32_next = tile_at<TileAcc<float, 32, 16>>(0x14000);
+    auto Tinv_below_32_f16_next = tile_at<L1Tile<half, 32, 16>>(0x33e00);
+    auto Tinv_corner_32_right_next = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto Tinv_blocks_32_next = tile_at<L1Tile<half, 64, 64>>(0x23600);
+    auto Tinv_below_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_right_next = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_next = tile_at<TileAcc<float, 32, 32>>(0x15000);
+    auto Tinv_below_64_f16_next = tile_at<L1Tile<half, 32, 32>>(0x34200);
+    auto Tinv_corner_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_right_next = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_next = tile_at<TileAcc<float, 32, 32>>(0x16000);
+    auto Tinv_blocks_64_next = tile_at<L1Tile<half, 64, 64>>(0x23600);
+    auto beta_v_minus_k_S_f16_in = tile_at<L1Tile<half, 64, 128>>(0x34a00);
+    auto Tinv_left_next = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto Tinv_right_next = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv_next = tile_at<TileAcc<float, 64, 64>>(0x17000);
     L1Tile<half, 64, 64> Tinv_f16_next;
-    TileLeft<half, 64, 64> U_left;
-    TASSIGN(U_left, 0x0);
-    TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0x0);
-    TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0x0);
-    L1Tile<half, 64, 128> U_f16;
-    TASSIGN(U_f16, 0x38a00);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x8000);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x8000);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x10000);
-    TileLeft<half, 64, 64> o_sum_left;
-    TASSIGN(o_sum_left, 0x0);
-    TileRight<half, 64, 128> o_sum_right;
-    TASSIGN(o_sum_right, 0x0);
-    TileAcc<float, 64, 128> o_sum;
-    TASSIGN(o_sum, 0x8000);
+    auto U_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto U_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto U = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto U_f16 = tile_at<L1Tile<half, 64, 128>>(0x38a00);
+    auto S_next_part_left = tile_at<TileLeft<half, 128, 64>>(0x8000);
+    auto S_next_part_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto S_next_part = tile_at<TileAcc<float, 128, 128>>(0x10000);
+    auto o_sum_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto o_sum_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto o_sum = tile_at<TileAcc<float, 64, 128>>(0x8000);
     // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-    {
-        auto from = view(minus_identity_float16_gm, 64, 64, 64);
-        TLOAD(minus_identity, from);
-    }
-    {
-        auto from = view(identity_float16_16_gm, 16, 16, 16);
-        TLOAD(identity, from);
-    }
+    TLOAD(minus_identity, view(minus_identity_float16_gm, 64, 64, 64));
+    TLOAD(identity, view(identity_float16_16_gm, 16, 16, 16));
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
-        L1Part<half, 64, 128> k_raw_first(rows_next, 128);
-        TASSIGN(k_raw_first, 0x2200);
-        auto k_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(k_raw_first, k_raw_first_from);
+        auto k_raw_first = tile_at<L1Part<half, 64, 128>>(0x2200, rows_next, 128);
+        if (rows_next > 0) TLOAD(k_raw_first, view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(k_raw_first, k_raw_first);
         }
@@ -586,22 +507,15 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // k_kT_right_first -> k_kT_first
         if (rows_next > 0) TMATMUL(k_kT_first, k_kT_left_first, k_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
-        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
-        TASSIGN(q_raw_first, 0xa200);
-        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
+        auto q_raw_first = tile_at<L1Part<half, 64, 128>>(0xa200, rows_next, 128);
+        if (rows_next > 0) TLOAD(q_raw_first, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
         if (rows_next > 0) TEXPANDS(Tinv_zeros_first, 0.0f);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_kT_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_kT_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
         if (rows_next > 0) TEXTRACT(q_kT_left_first, q_first, 0, 0);
@@ -616,36 +530,16 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_kT_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_first
         wait_flag_dev(1);  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(below_beta_k_kT_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(below_beta_k_kT_f16_in_first, view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
         wait_flag_dev(1);  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(below_diagonal_4_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(below_diagonal_4_f16_in_first, view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_diagonal_4_f16_in_first -> Tinv_below_4_left_first
         wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_rows_2_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(Tinv_rows_2_f16_in_first, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // below_diagonal_4_f16_in_first -> Tinv_below_4_left_first
         if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, below_diagonal_4_f16_in_first, 0, 0);
@@ -653,26 +547,11 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_rows_2_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_4_first_out;
-                TASSIGN(Tinv_below_4_first_out, 0x8000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_4_first_left;
-                TASSIGN(Tinv_below_4_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_4_first_right;
-                TASSIGN(Tinv_below_4_first_right, 0x0 + i * 32);
-                TMATMUL(Tinv_below_4_first_out, Tinv_below_4_first_left, Tinv_below_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0x8000, 0x0, 0x0);  // Tinv_below_4_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
         wait_flag_dev(1);  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(below_diagonal_8_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(below_diagonal_8_f16_in_first, view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_8_f16_in_first -> Tinv_below_8_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         if (rows_next > 0) TMOV(Tinv_below_4_f16_first, Tinv_below_4_first);
@@ -684,12 +563,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL(identity_product_first, identity_product_left_first, identity_product_right_first);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
         wait_flag_dev(1);  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(below_diagonal_16_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(below_diagonal_16_f16_in_first, view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // below_diagonal_16_f16_in_first -> Tinv_below_16_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_first, Tinv_rows_2_f16_in_first, 0, 0);
@@ -697,17 +571,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_first, Tinv_below_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_4_first_out;
-                TASSIGN(Tinv_rows_4_first_out, 0x9000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_4_first_left;
-                TASSIGN(Tinv_rows_4_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_4_first_right;
-                TASSIGN(Tinv_rows_4_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_4_first_out, Tinv_rows_4_first_out, Tinv_rows_4_first_left, Tinv_rows_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x9000, 0x0, 0x0);  // Tinv_rows_4_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_4_f16_first, Tinv_rows_4_first);
@@ -719,25 +583,10 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_8_first_out;
-                TASSIGN(Tinv_below_8_first_out, 0xa000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_8_first_left;
-                TASSIGN(Tinv_below_8_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_8_first_right;
-                TASSIGN(Tinv_below_8_first_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_8_first_out, Tinv_below_8_first_left, Tinv_below_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0xa000, 0x8000, 0x8000);  // Tinv_below_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag_dev(1);  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(lower_q_kT_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(lower_q_kT_f16_in_first, view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         if (rows_next > 0) TMOV(Tinv_below_8_f16_first, Tinv_below_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_rows_8_right_first
@@ -746,17 +595,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_first, Tinv_below_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_8_first_out;
-                TASSIGN(Tinv_rows_8_first_out, 0x9000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_8_first_left;
-                TASSIGN(Tinv_rows_8_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_8_first_right;
-                TASSIGN(Tinv_rows_8_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_8_first_out, Tinv_rows_8_first_out, Tinv_rows_8_first_left, Tinv_rows_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x9000, 0x0, 0x0);  // Tinv_rows_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_8_f16_first, Tinv_rows_8_first);
@@ -767,17 +606,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_below_16_right_first, Tinv_rows_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_16_first_out;
-                TASSIGN(Tinv_below_16_first_out, 0xb000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_16_first_left;
-                TASSIGN(Tinv_below_16_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_16_first_right;
-                TASSIGN(Tinv_below_16_first_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_16_first_out, Tinv_below_16_first_left, Tinv_below_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0xb000, 0x8000, 0x8000);  // Tinv_below_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         if (rows_next > 0) TMOV(Tinv_below_16_f16_first, Tinv_below_16_first);
@@ -787,94 +616,30 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_first, Tinv_below_16_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_16_first_out;
-                TASSIGN(Tinv_rows_16_first_out, 0x9000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_16_first_left;
-                TASSIGN(Tinv_rows_16_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_16_first_right;
-                TASSIGN(Tinv_rows_16_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_16_first_out, Tinv_rows_16_first_out, Tinv_rows_16_first_left, Tinv_rows_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x9000, 0x0, 0x0);  // Tinv_rows_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 4; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_from;
-                TASSIGN(Tinv_blocks_16_first_from, 0x9000 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_to;
-                TASSIGN(Tinv_blocks_16_first_to, 0x12200 + i * 2560);
-                TMOV(Tinv_blocks_16_first_to, Tinv_blocks_16_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 64, 4>(Tinv_blocks_16_first, 0x12200, 2560, 0x9000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_below_32_left_first_block;
-                TASSIGN(Tinv_below_32_left_first_block, 0x8000 + i * 512);
-                TEXTRACT(Tinv_below_32_left_first_block, below_beta_k_kT_f16_in_first, 16 + i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, below_beta_k_kT_f16_in_first, 16, 0, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileRight<half, 16, 16> Tinv_below_32_right_first_block;
-                TASSIGN(Tinv_below_32_right_first_block, 0x8000 + i * 512);
-                TEXTRACT(Tinv_below_32_right_first_block, Tinv_blocks_16_first, i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, Tinv_blocks_16_first, 0, 0, 32, 32);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_32_first_out;
-                TASSIGN(Tinv_below_32_first_out, 0xc000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_32_first_left;
-                TASSIGN(Tinv_below_32_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_32_first_right;
-                TASSIGN(Tinv_below_32_first_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_32_first_out, Tinv_below_32_first_left, Tinv_below_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0xc000, 0x8000, 0x8000);  // Tinv_below_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_first_block;
-                TASSIGN(Tinv_corner_32_left_first_block, 0x0 + i * 512);
-                TEXTRACT(Tinv_corner_32_left_first_block, Tinv_blocks_16_first, 16 + i * 32, 16 + i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, Tinv_blocks_16_first, 16, 16, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
         if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_first, Tinv_below_32_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_corner_32_first_out;
-                TASSIGN(Tinv_corner_32_first_out, 0xc800 + i * 64);
-                TileLeft<half, 16, 16> Tinv_corner_32_first_left;
-                TASSIGN(Tinv_corner_32_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_corner_32_first_right;
-                TASSIGN(Tinv_corner_32_first_right, 0x0 + i * 32);
-                TMATMUL(Tinv_corner_32_first_out, Tinv_corner_32_first_left, Tinv_corner_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0xc800, 0x0, 0x0);  // Tinv_corner_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_32_first_from;
-                TASSIGN(Tinv_blocks_32_first_from, 0xc800 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_32_first_to;
-                TASSIGN(Tinv_blocks_32_first_to, 0x12400 + i * 5120);
-                TMOV(Tinv_blocks_32_first_to, Tinv_blocks_32_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 32, 2>(Tinv_blocks_32_first, 0x12400, 5120, 0xc800);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, below_beta_k_kT_f16_in_first, 32, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
@@ -894,15 +659,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL(Tinv_corner_64_first, Tinv_corner_64_left_first, Tinv_corner_64_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
-        if (rows_next > 0) {
-            for (int64_t j = 0; j < 2; ++j) {
-                TileAcc<float, 32, 16> Tinv_blocks_64_first_from;
-                TASSIGN(Tinv_blocks_64_first_from, 0xe000 + j * 2048);
-                L1Tile<half, 32, 16> Tinv_blocks_64_first_to;
-                TASSIGN(Tinv_blocks_64_first_to, 0x12600 + j * 2048);
-                TMOV(Tinv_blocks_64_first_to, Tinv_blocks_64_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<32, 32, 1>(Tinv_blocks_64_first, 0x12600, 0, 0xe000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
         if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_blocks_64_first, 0, 0);
@@ -928,10 +685,8 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             TASSIGN(lower_q_kT_f16_in_next, 0x19200 + (c + 1) % 2 * 8192);
             TASSIGN(Tinv_f16_next, 0x1f600 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-            L1Part<half, 64, 128> k_raw_next(rows_next, 128);
-            TASSIGN(k_raw_next, 0x2200 + (c + 1) % 2 * 16384);
-            auto k_raw_next_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(k_raw_next, k_raw_next_from);
+            auto k_raw_next = tile_at<L1Part<half, 64, 128>>(0x2200 + (c + 1) % 2 * 16384, rows_next, 128);
+            if (rows_next > 0) TLOAD(k_raw_next, view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
             }
@@ -950,28 +705,18 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TMATMUL(k_kT_next, k_kT_left_next, k_kT_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
-            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
-            TASSIGN(q_raw_next, 0xa200 + (c + 1) % 2 * 16384);
-            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
+            auto q_raw_next = tile_at<L1Part<half, 64, 128>>(0xa200 + (c + 1) % 2 * 16384, rows_next, 128);
+            if (rows_next > 0) TLOAD(q_raw_next, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_next -> q_kT_left_next
             if (rows_next > 0) TEXPANDS(Tinv_zeros_next, 0.0f);
             wait_flag_dev(1);  // S_f16_channel -> S_f16_in
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
+            TLOAD(S_f16_in, view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_f16_in -> k_S_right
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k_kT_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_kT_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_next -> q_kT_left_next
             if (rows_next > 0) TEXTRACT(q_kT_left_next, q_next, 0, 0);
@@ -986,12 +731,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TMATMUL(q_kT_next, q_kT_left_next, q_kT_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_kT_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
             TEXTRACT(k_S_left, k, 0, 0);
@@ -1004,42 +744,19 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_S_left -> Tinv_below_4_left_next
             wait_flag_dev(1);  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(below_beta_k_kT_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(below_beta_k_kT_f16_in_next, view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
             wait_flag_dev(1);  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(below_diagonal_4_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(below_diagonal_4_f16_in_next, view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // below_diagonal_4_f16_in_next -> Tinv_below_4_left_next
             wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(Tinv_rows_2_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(Tinv_rows_2_f16_in_next, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
             wait_flag_dev(1);  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(below_diagonal_8_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(below_diagonal_8_f16_in_next, view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // below_diagonal_8_f16_in_next -> Tinv_below_8_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
-            {
-                auto to = view(k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, k_S);
-            }
+            TSTORE(view(k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), k_S);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_channel -> k_S_in
             TEXTRACT(q_S_left, q, 0, 0);
             TEXTRACT(q_S_right, S_f16_in, 0, 0);
@@ -1049,20 +766,10 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             TMATMUL(q_S, q_S_left, q_S_right);
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left -> identity_product_left_next
             wait_flag_dev(1);  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(below_diagonal_16_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(below_diagonal_16_f16_in_next, view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // below_diagonal_16_f16_in_next -> Tinv_below_16_left_next
             wait_flag_dev(1);  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(lower_q_kT_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(lower_q_kT_f16_in_next, view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // below_diagonal_4_f16_in_next -> Tinv_below_4_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k_S_left -> Tinv_below_4_left_next
             if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, below_diagonal_4_f16_in_next, 0, 0);
@@ -1071,17 +778,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
             // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_4_next_out;
-                    TASSIGN(Tinv_below_4_next_out, 0x10000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_4_next_left;
-                    TASSIGN(Tinv_below_4_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_4_next_right;
-                    TASSIGN(Tinv_below_4_next_right, 0x0 + i * 32);
-                    TMATMUL(Tinv_below_4_next_out, Tinv_below_4_next_left, Tinv_below_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x10000, 0x0, 0x0);  // Tinv_below_4_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4_next -> Tinv_below_4_f16_next
@@ -1100,17 +797,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_below_4_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_rows_4_next_out;
-                    TASSIGN(Tinv_rows_4_next_out, 0x11000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_rows_4_next_left;
-                    TASSIGN(Tinv_rows_4_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_rows_4_next_right;
-                    TASSIGN(Tinv_rows_4_next_right, 0x0 + i * 32);
-                    TMATMUL_ACC(Tinv_rows_4_next_out, Tinv_rows_4_next_out, Tinv_rows_4_next_left, Tinv_rows_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x11000, 0x0, 0x0);  // Tinv_rows_4_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
@@ -1122,17 +809,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_8_next_out;
-                    TASSIGN(Tinv_below_8_next_out, 0x12000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_8_next_left;
-                    TASSIGN(Tinv_below_8_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_8_next_right;
-                    TASSIGN(Tinv_below_8_next_right, 0x8000 + i * 32);
-                    TMATMUL(Tinv_below_8_next_out, Tinv_below_8_next_left, Tinv_below_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x12000, 0x8000, 0x8000);  // Tinv_below_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_8_next -> Tinv_below_8_f16_next
             if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
@@ -1142,17 +819,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_rows_8_next_out;
-                    TASSIGN(Tinv_rows_8_next_out, 0x11000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_rows_8_next_left;
-                    TASSIGN(Tinv_rows_8_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_rows_8_next_right;
-                    TASSIGN(Tinv_rows_8_next_right, 0x0 + i * 32);
-                    TMATMUL_ACC(Tinv_rows_8_next_out, Tinv_rows_8_next_out, Tinv_rows_8_next_left, Tinv_rows_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x11000, 0x0, 0x0);  // Tinv_rows_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
@@ -1163,17 +830,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_16_next_out;
-                    TASSIGN(Tinv_below_16_next_out, 0x13000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_16_next_left;
-                    TASSIGN(Tinv_below_16_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_16_next_right;
-                    TASSIGN(Tinv_below_16_next_right, 0x8000 + i * 32);
-                    TMATMUL(Tinv_below_16_next_out, Tinv_below_16_next_left, Tinv_below_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x13000, 0x8000, 0x8000);  // Tinv_below_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_16_next -> Tinv_below_16_f16_next
             if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
@@ -1183,94 +840,30 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_rows_16_next_out;
-                    TASSIGN(Tinv_rows_16_next_out, 0x11000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_rows_16_next_left;
-                    TASSIGN(Tinv_rows_16_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_rows_16_next_right;
-                    TASSIGN(Tinv_rows_16_next_right, 0x0 + i * 32);
-                    TMATMUL_ACC(Tinv_rows_16_next_out, Tinv_rows_16_next_out, Tinv_rows_16_next_left, Tinv_rows_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x11000, 0x0, 0x0);  // Tinv_rows_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_next -> Tinv_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_next -> Tinv_blocks_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 4; ++i) {
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_from;
-                    TASSIGN(Tinv_blocks_16_next_from, 0x11000 + i * 1024);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_to;
-                    TASSIGN(Tinv_blocks_16_next_to, 0x23600 + i * 2560);
-                    TMOV(Tinv_blocks_16_next_to, Tinv_blocks_16_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 64, 4>(Tinv_blocks_16_next, 0x23600, 2560, 0x11000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> Tinv_below_32_left_next_block;
-                    TASSIGN(Tinv_below_32_left_next_block, 0x8000 + i * 512);
-                    TEXTRACT(Tinv_below_32_left_next_block, below_beta_k_kT_f16_in_next, 16 + i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, below_beta_k_kT_f16_in_next, 16, 0, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileRight<half, 16, 16> Tinv_below_32_right_next_block;
-                    TASSIGN(Tinv_below_32_right_next_block, 0x8000 + i * 512);
-                    TEXTRACT(Tinv_below_32_right_next_block, Tinv_blocks_16_next, i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, Tinv_blocks_16_next, 0, 0, 32, 32);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_32_next_out;
-                    TASSIGN(Tinv_below_32_next_out, 0x14000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_32_next_left;
-                    TASSIGN(Tinv_below_32_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_32_next_right;
-                    TASSIGN(Tinv_below_32_next_right, 0x8000 + i * 32);
-                    TMATMUL(Tinv_below_32_next_out, Tinv_below_32_next_left, Tinv_below_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0x14000, 0x8000, 0x8000);  // Tinv_below_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_32_next -> Tinv_below_32_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_32_next -> Tinv_below_32_f16_next
             if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_block;
-                    TASSIGN(Tinv_corner_32_left_next_block, 0x0 + i * 512);
-                    TEXTRACT(Tinv_corner_32_left_next_block, Tinv_blocks_16_next, 16 + i * 32, 16 + i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, Tinv_blocks_16_next, 16, 16, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
             if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_next, Tinv_below_32_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_corner_32_next_out;
-                    TASSIGN(Tinv_corner_32_next_out, 0x14800 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_corner_32_next_left;
-                    TASSIGN(Tinv_corner_32_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_corner_32_next_right;
-                    TASSIGN(Tinv_corner_32_next_right, 0x0 + i * 32);
-                    TMATMUL(Tinv_corner_32_next_out, Tinv_corner_32_next_left, Tinv_corner_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0x14800, 0x0, 0x0);  // Tinv_corner_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_corner_32_next -> Tinv_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_corner_32_next -> Tinv_blocks_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileAcc<float, 16, 16> Tinv_blocks_32_next_from;
-                    TASSIGN(Tinv_blocks_32_next_from, 0x14800 + i * 1024);
-                    L1Tile<half, 16, 16> Tinv_blocks_32_next_to;
-                    TASSIGN(Tinv_blocks_32_next_to, 0x23800 + i * 5120);
-                    TMOV(Tinv_blocks_32_next_to, Tinv_blocks_32_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 32, 2>(Tinv_blocks_32_next, 0x23800, 5120, 0x14800);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
             if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, below_beta_k_kT_f16_in_next, 32, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
@@ -1290,21 +883,10 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TMATMUL(Tinv_corner_64_next, Tinv_corner_64_left_next, Tinv_corner_64_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_next -> Tinv_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_next -> Tinv_blocks_64_next
-            if (rows_next > 0) {
-                for (int64_t j = 0; j < 2; ++j) {
-                    TileAcc<float, 32, 16> Tinv_blocks_64_next_from;
-                    TASSIGN(Tinv_blocks_64_next_from, 0x16000 + j * 2048);
-                    L1Tile<half, 32, 16> Tinv_blocks_64_next_to;
-                    TASSIGN(Tinv_blocks_64_next_to, 0x23a00 + j * 2048);
-                    TMOV(Tinv_blocks_64_next_to, Tinv_blocks_64_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<32, 32, 1>(Tinv_blocks_64_next, 0x23a00, 0, 0x16000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
             wait_flag_dev(1);  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
-            {
-                auto from = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(beta_v_minus_k_S_f16_in, from);
-            }
+            TLOAD(beta_v_minus_k_S_f16_in, view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // beta_v_minus_k_S_f16_in -> U_right
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
             if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_blocks_64_next, 0, 0);
@@ -1340,10 +922,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
-            {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
-            }
+            TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
             TEXTRACT(o_sum_left, lower_q_kT_f16_in, 0, 0);
@@ -1355,10 +934,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // o_sum_left -> k_kT_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum -> store
-            {
-                auto to = view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_sum);
-            }
+            TSTORE(view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_channel -> o_sum_in
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
@@ -1397,166 +973,83 @@ PTO_ENTRY void delta_rule_o_S_fp16(
     __gm__ float *lower_mask_gm = reinterpret_cast<__gm__ float *>(constants + 45056);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0x0);
-    UbTile<float, 32, 64> lower_mask;
-    TASSIGN(lower_mask, 0x2000);
-    UbTile<float, 32, 16> pairs_1_mask_of_16;
-    TASSIGN(pairs_1_mask_of_16, 0x4000);
-    UbTile<float, 32, 16> eye_mask_of_16;
-    TASSIGN(eye_mask_of_16, 0x4800);
-    UbTile<float, 32, 16> pairs_2_mask_of_16;
-    TASSIGN(pairs_2_mask_of_16, 0x5000);
-    UbTile<float, 32, 16> pairs_4_mask_of_16;
-    TASSIGN(pairs_4_mask_of_16, 0x5800);
-    UbTile<float, 32, 16> pairs_8_mask_of_16;
-    TASSIGN(pairs_8_mask_of_16, 0x6000);
-    UbWide<float, 64> beta_wide_first;
-    TASSIGN(beta_wide_first, 0x6800);
-    UbTile<float, 1, 64> beta_first;
-    TASSIGN(beta_first, 0x7800);
-    UbCol<float, 32> beta_col_first;
-    TASSIGN(beta_col_first, 0x7800 + sub * 128);
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x7a00);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x7a00);
-    UbTile<half, 32, 128> v_first;
-    TASSIGN(v_first, 0xfa00);
-    UbTile<float, 32, 64> k_kT_in_first;
-    TASSIGN(k_kT_in_first, 0x13a00);
-    UbTile<float, 32, 64> beta_k_kT_first;
-    TASSIGN(beta_k_kT_first, 0x13a00);
-    UbTile<float, 32, 64> below_beta_k_kT_first;
-    TASSIGN(below_beta_k_kT_first, 0x13a00);
-    UbTile<float, 32, 64> q_kT_in_first;
-    TASSIGN(q_kT_in_first, 0x15a00);
-    UbTile<half, 32, 64> below_beta_k_kT_f16_first;
-    TASSIGN(below_beta_k_kT_f16_first, 0x17a00);
-    UbTile<float, 32, 16> below_diagonal_stack_first;
-    TASSIGN(below_diagonal_stack_first, 0x18a00);
-    UbTile<float, 32, 16> below_diagonal_2_first;
-    TASSIGN(below_diagonal_2_first, 0x19200);
-    UbTile<float, 32, 16> Tinv_rows_2_first;
-    TASSIGN(Tinv_rows_2_first, 0x19200);
-    UbTile<float, 32, 16> below_diagonal_4_first;
-    TASSIGN(below_diagonal_4_first, 0x19a00);
-    UbTile<half, 32, 16> below_diagonal_4_f16_first;
-    TASSIGN(below_diagonal_4_f16_first, 0x1a200);
-    UbTile<half, 32, 16> Tinv_rows_2_f16_first;
-    TASSIGN(Tinv_rows_2_f16_first, 0x1a600);
-    UbTile<float, 32, 16> below_diagonal_8_first;
-    TASSIGN(below_diagonal_8_first, 0x1aa00);
-    UbTile<half, 32, 16> below_diagonal_8_f16_first;
-    TASSIGN(below_diagonal_8_f16_first, 0x1b200);
-    UbTile<float, 32, 16> below_diagonal_16_first;
-    TASSIGN(below_diagonal_16_first, 0x18a00);
-    UbTile<half, 32, 16> below_diagonal_16_f16_first;
-    TASSIGN(below_diagonal_16_f16_first, 0x1b600);
-    UbTile<float, 32, 64> lower_q_kT_first;
-    TASSIGN(lower_q_kT_first, 0x15a00);
-    UbTile<half, 32, 64> lower_q_kT_f16_first;
-    TASSIGN(lower_q_kT_f16_first, 0x1ba00);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x7a00);
+    auto strictly_lower_mask = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto lower_mask = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto pairs_1_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x4000);
+    auto eye_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x4800);
+    auto pairs_2_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x5000);
+    auto pairs_4_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x5800);
+    auto pairs_8_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x6000);
+    auto beta_wide_first = tile_at<UbWide<float, 64>>(0x6800);
+    auto beta_first = tile_at<UbTile<float, 1, 64>>(0x7800);
+    auto beta_col_first = tile_at<UbCol<float, 32>>(0x7800 + sub * 128);
+    auto S_0_raw = tile_at<UbTile<float, 64, 128>>(0x7a00);
+    auto S_0 = tile_at<UbTile<float, 64, 128>>(0x7a00);
+    auto v_first = tile_at<UbTile<half, 32, 128>>(0xfa00);
+    auto k_kT_in_first = tile_at<UbTile<float, 32, 64>>(0x13a00);
+    auto beta_k_kT_first = tile_at<UbTile<float, 32, 64>>(0x13a00);
+    auto below_beta_k_kT_first = tile_at<UbTile<float, 32, 64>>(0x13a00);
+    auto q_kT_in_first = tile_at<UbTile<float, 32, 64>>(0x15a00);
+    auto below_beta_k_kT_f16_first = tile_at<UbTile<half, 32, 64>>(0x17a00);
+    auto below_diagonal_stack_first = tile_at<UbTile<float, 32, 16>>(0x18a00);
+    auto below_diagonal_2_first = tile_at<UbTile<float, 32, 16>>(0x19200);
+    auto Tinv_rows_2_first = tile_at<UbTile<float, 32, 16>>(0x19200);
+    auto below_diagonal_4_first = tile_at<UbTile<float, 32, 16>>(0x19a00);
+    auto below_diagonal_4_f16_first = tile_at<UbTile<half, 32, 16>>(0x1a200);
+    auto Tinv_rows_2_f16_first = tile_at<UbTile<half, 32, 16>>(0x1a600);
+    auto below_diagonal_8_first = tile_at<UbTile<float, 32, 16>>(0x1aa00);
+    auto below_diagonal_8_f16_first = tile_at<UbTile<half, 32, 16>>(0x1b200);
+    auto below_diagonal_16_first = tile_at<UbTile<float, 32, 16>>(0x18a00);
+    auto below_diagonal_16_f16_first = tile_at<UbTile<half, 32, 16>>(0x1b600);
+    auto lower_q_kT_first = tile_at<UbTile<float, 32, 64>>(0x15a00);
+    auto lower_q_kT_f16_first = tile_at<UbTile<half, 32, 64>>(0x1ba00);
+    auto S = tile_at<UbTile<float, 64, 128>>(0x7a00);
     UbTile<half, 32, 128> v;
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x1ca00);
+    auto S_f16 = tile_at<UbTile<half, 64, 128>>(0x1ca00);
     UbCol<float, 32> beta_col;
-    UbWide<float, 64> beta_wide_next;
-    TASSIGN(beta_wide_next, 0x20a00);
+    auto beta_wide_next = tile_at<UbWide<float, 64>>(0x20a00);
     UbTile<half, 32, 128> v_next;
-    UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0x21200);
+    auto v_f32 = tile_at<UbTile<float, 32, 128>>(0x21200);
     UbTile<float, 1, 64> beta_next;
     UbCol<float, 32> beta_col_next;
-    UbTile<float, 32, 64> k_kT_in_next;
-    TASSIGN(k_kT_in_next, 0x25a00);
-    UbTile<float, 32, 64> beta_k_kT_next;
-    TASSIGN(beta_k_kT_next, 0x25a00);
-    UbTile<float, 32, 64> below_beta_k_kT_next;
-    TASSIGN(below_beta_k_kT_next, 0x25a00);
-    UbTile<float, 32, 64> q_kT_in_next;
-    TASSIGN(q_kT_in_next, 0x27a00);
-    UbTile<half, 32, 64> below_beta_k_kT_f16_next;
-    TASSIGN(below_beta_k_kT_f16_next, 0x29a00);
-    UbTile<float, 32, 16> below_diagonal_stack_next;
-    TASSIGN(below_diagonal_stack_next, 0x2aa00);
-    UbTile<float, 32, 16> below_diagonal_2_next;
-    TASSIGN(below_diagonal_2_next, 0x2b200);
-    UbTile<float, 32, 16> Tinv_rows_2_next;
-    TASSIGN(Tinv_rows_2_next, 0x2b200);
-    UbTile<float, 32, 16> below_diagonal_4_next;
-    TASSIGN(below_diagonal_4_next, 0x2ba00);
-    UbTile<half, 32, 16> below_diagonal_4_f16_next;
-    TASSIGN(below_diagonal_4_f16_next, 0x2c200);
-    UbTile<half, 32, 16> Tinv_rows_2_f16_next;
-    TASSIGN(Tinv_rows_2_f16_next, 0x2c600);
-    UbTile<float, 32, 16> below_diagonal_8_next;
-    TASSIGN(below_diagonal_8_next, 0x2ca00);
-    UbTile<half, 32, 16> below_diagonal_8_f16_next;
-    TASSIGN(below_diagonal_8_f16_next, 0x2d200);
-    UbTile<float, 32, 16> below_diagonal_16_next;
-    TASSIGN(below_diagonal_16_next, 0x2aa00);
-    UbTile<half, 32, 16> below_diagonal_16_f16_next;
-    TASSIGN(below_diagonal_16_f16_next, 0x2d600);
-    UbTile<float, 32, 64> lower_q_kT_next;
-    TASSIGN(lower_q_kT_next, 0x27a00);
-    UbTile<half, 32, 64> lower_q_kT_f16_next;
-    TASSIGN(lower_q_kT_f16_next, 0x6800);
-    UbTile<float, 32, 128> k_S_in;
-    TASSIGN(k_S_in, 0x13a00);
-    UbTile<float, 32, 128> v_minus_k_S;
-    TASSIGN(v_minus_k_S, 0x21200);
-    UbTile<float, 32, 128> beta_v_minus_k_S;
-    TASSIGN(beta_v_minus_k_S, 0x21200);
-    UbTile<half, 32, 128> beta_v_minus_k_S_f16;
-    TASSIGN(beta_v_minus_k_S_f16, 0x17a00);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x19a00);
-    UbTile<float, 32, 128> o_sum_in;
-    TASSIGN(o_sum_in, 0x21a00);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x7a00);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x21a00);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x25a00);
-    UbTile<float, 64, 8> beta_first_scratch;
-    TASSIGN(beta_first_scratch, 0x7000);
-    UbTile<float, 64, 8> beta_next_scratch;
-    TASSIGN(beta_next_scratch, 0x25200);
+    auto k_kT_in_next = tile_at<UbTile<float, 32, 64>>(0x25a00);
+    auto beta_k_kT_next = tile_at<UbTile<float, 32, 64>>(0x25a00);
+    auto below_beta_k_kT_next = tile_at<UbTile<float, 32, 64>>(0x25a00);
+    auto q_kT_in_next = tile_at<UbTile<float, 32, 64>>(0x27a00);
+    auto below_beta_k_kT_f16_next = tile_at<UbTile<half, 32, 64>>(0x29a00);
+    auto below_diagonal_stack_next = tile_at<UbTile<float, 32, 16>>(0x2aa00);
+    auto below_diagonal_2_next = tile_at<UbTile<float, 32, 16>>(0x2b200);
+    auto Tinv_rows_2_next = tile_at<UbTile<float, 32, 16>>(0x2b200);
+    auto below_diagonal_4_next = tile_at<UbTile<float, 32, 16>>(0x2ba00);
+    auto below_diagonal_4_f16_next = tile_at<UbTile<half, 32, 16>>(0x2c200);
+    auto Tinv_rows_2_f16_next = tile_at<UbTile<half, 32, 16>>(0x2c600);
+    auto below_diagonal_8_next = tile_at<UbTile<float, 32, 16>>(0x2ca00);
+    auto below_diagonal_8_f16_next = tile_at<UbTile<half, 32, 16>>(0x2d200);
+    auto below_diagonal_16_next = tile_at<UbTile<float, 32, 16>>(0x2aa00);
+    auto below_diagonal_16_f16_next = tile_at<UbTile<half, 32, 16>>(0x2d600);
+    auto lower_q_kT_next = tile_at<UbTile<float, 32, 64>>(0x27a00);
+    auto lower_q_kT_f16_next = tile_at<UbTile<half, 32, 64>>(0x6800);
+    auto k_S_in = tile_at<UbTile<float, 32, 128>>(0x13a00);
+    auto v_minus_k_S = tile_at<UbTile<float, 32, 128>>(0x21200);
+    auto beta_v_minus_k_S = tile_at<UbTile<float, 32, 128>>(0x21200);
+    auto beta_v_minus_k_S_f16 = tile_at<UbTile<half, 32, 128>>(0x17a00);
+    auto S_next_part_in = tile_at<UbTile<float, 64, 128>>(0x19a00);
+    auto o_sum_in = tile_at<UbTile<float, 32, 128>>(0x21a00);
+    auto S_next = tile_at<UbTile<float, 64, 128>>(0x7a00);
+    auto o = tile_at<UbTile<float, 32, 128>>(0x21a00);
+    auto o_f16 = tile_at<UbTile<half, 32, 128>>(0x25a00);
+    auto beta_first_scratch = tile_at<UbTile<float, 64, 8>>(0x7000);
+    auto beta_next_scratch = tile_at<UbTile<float, 64, 8>>(0x25200);
     // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-    {
-        auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(strictly_lower_mask, from);
-    }
+    TLOAD(strictly_lower_mask, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
     // o = scale * (q @ S + lower(q @ k.T) @ U)
-    {
-        auto from = view(lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(lower_mask, from);
-    }
+    TLOAD(lower_mask, view(lower_mask_gm + sub * 32 * 64, 32, 64, 64));
     // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
-    {
-        auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_1_mask_of_16, from);
-    }
-    {
-        auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(eye_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_2_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_4_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_8_mask_of_16, from);
-    }
+    TLOAD(pairs_1_mask_of_16, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(eye_mask_of_16, view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(pairs_2_mask_of_16, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(pairs_4_mask_of_16, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(pairs_8_mask_of_16, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV;
@@ -1565,39 +1058,25 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
-        UbWidePart<float, 64> beta_raw_first(rows_next);
-        TASSIGN(beta_raw_first, 0x6800);
-        auto beta_raw_first_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(beta_raw_first, beta_raw_first_from);
+        auto beta_raw_first = tile_at<UbWidePart<float, 64>>(0x6800, rows_next);
+        if (rows_next > 0) TLOAD(beta_raw_first, view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw_first -> beta_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // beta_raw_first -> beta_wide_first
         if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0x6800);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TTRANS(beta_first, beta_wide_first, beta_first_scratch);
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
-        UbPart<half, 32, 128> v_raw_first(part_next, 128);
-        TASSIGN(v_raw_first, 0xfa00);
-        if (part_next > 0) {
-            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v_raw_first, from);
-        }
+        auto v_raw_first = tile_at<UbPart<half, 32, 128>>(0xfa00, part_next, 128);
+        if (part_next > 0) TLOAD(v_raw_first, view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v_raw_first -> v_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v_raw_first -> v_first
         if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0xfa00);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_kT_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_kT_in_first, view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
         pipe_barrier(PIPE_V);
@@ -1605,33 +1084,15 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(below_beta_k_kT_first, beta_k_kT_first, strictly_lower_mask);
         wait_flag_dev(0);  // q_kT_channel -> q_kT_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_kT_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_kT_in_first, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> lower_q_kT_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(below_beta_k_kT_f16_first, below_beta_k_kT_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_kT_f16_first -> store
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                UbBlock<half, 16, 64, 16> below_diagonal_stack_first_from;
-                TASSIGN(below_diagonal_stack_first_from, 0x17a00 + (i * 65 + sub * 32) * 2);
-                UbTile<float, 16, 16> below_diagonal_stack_first_to;
-                TASSIGN(below_diagonal_stack_first_to, 0x18a00 + i * 64);
-                TCVT(below_diagonal_stack_first_to, below_diagonal_stack_first_from, RoundMode::CAST_NONE);
-            }
-        }
+        if (rows_next > 0) diagonal_stack<16>(below_diagonal_stack_first, 0x18a00, below_beta_k_kT_f16_first, 0x17a00 + sub * 64);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_beta_k_kT_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, below_beta_k_kT_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), below_beta_k_kT_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(below_diagonal_2_first, below_diagonal_stack_first, pairs_1_mask_of_16);
@@ -1644,44 +1105,24 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // below_diagonal_4_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, below_diagonal_4_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), below_diagonal_4_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_rows_2_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
         if (rows_next > 0) TMUL(below_diagonal_8_first, below_diagonal_stack_first, pairs_4_mask_of_16);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(below_diagonal_8_f16_first, below_diagonal_8_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_8_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_8_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, below_diagonal_8_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), below_diagonal_8_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_first
         if (rows_next > 0) TMUL(below_diagonal_16_first, below_diagonal_stack_first, pairs_8_mask_of_16);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(below_diagonal_16_f16_first, below_diagonal_16_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_diagonal_16_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // below_diagonal_16_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, below_diagonal_16_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), below_diagonal_16_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> lower_q_kT_first
         // o = scale * (q @ S + lower(q @ k.T) @ U)
@@ -1690,12 +1131,7 @@ PTO_ENTRY void delta_rule_o_S_fp16(
         if (rows_next > 0) TCVT(lower_q_kT_f16_first, lower_q_kT_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // lower_q_kT_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // lower_q_kT_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, lower_q_kT_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), lower_q_kT_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_first
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
         for (int64_t c = 0; c * 64 < length; ++c) {
@@ -1714,38 +1150,24 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
             // Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
-            UbWidePart<float, 64> beta_raw_next(rows_next);
-            TASSIGN(beta_raw_next, 0x20a00);
-            auto beta_raw_next_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(beta_raw_next, beta_raw_next_from);
+            auto beta_raw_next = tile_at<UbWidePart<float, 64>>(0x20a00, rows_next);
+            if (rows_next > 0) TLOAD(beta_raw_next, view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // beta_raw_next -> beta_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // beta_raw_next -> beta_wide_next
             if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0x20a00);
-            UbPart<half, 32, 128> v_raw_next(part_next, 128);
-            TASSIGN(v_raw_next, 0xfa00 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v_raw_next, from);
-            }
+            auto v_raw_next = tile_at<UbPart<half, 32, 128>>(0xfa00 + (c + 1) % 2 * 8192, part_next, 128);
+            if (part_next > 0) TLOAD(v_raw_next, view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
             if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0xfa00 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
+            TSTORE(view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), S_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
             pipe_barrier(PIPE_V);
             TCVT(v_f32, v, RoundMode::CAST_NONE);
             if (rows_next > 0) TTRANS(beta_next, beta_wide_next, beta_next_scratch);
             wait_flag_dev(0);  // k_kT_channel -> k_kT_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k_kT_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_kT_in_next, view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_kT_in_next -> beta_k_kT_next
             pipe_barrier(PIPE_V);
@@ -1753,33 +1175,15 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(below_beta_k_kT_next, beta_k_kT_next, strictly_lower_mask);
             wait_flag_dev(0);  // q_kT_channel -> q_kT_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_kT_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_kT_in_next, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_kT_in_next -> lower_q_kT_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(below_beta_k_kT_f16_next, below_beta_k_kT_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // below_beta_k_kT_f16_next -> store
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    UbBlock<half, 16, 64, 16> below_diagonal_stack_next_from;
-                    TASSIGN(below_diagonal_stack_next_from, 0x29a00 + (i * 65 + sub * 32) * 2);
-                    UbTile<float, 16, 16> below_diagonal_stack_next_to;
-                    TASSIGN(below_diagonal_stack_next_to, 0x2aa00 + i * 64);
-                    TCVT(below_diagonal_stack_next_to, below_diagonal_stack_next_from, RoundMode::CAST_NONE);
-                }
-            }
+            if (rows_next > 0) diagonal_stack<16>(below_diagonal_stack_next, 0x2aa00, below_beta_k_kT_f16_next, 0x29a00 + sub * 64);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // below_beta_k_kT_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, below_beta_k_kT_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(below_beta_k_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), below_beta_k_kT_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_beta_k_kT_f16_channel -> below_beta_k_kT_f16_in_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(below_diagonal_2_next, below_diagonal_stack_next, pairs_1_mask_of_16);
@@ -1792,44 +1196,24 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // below_diagonal_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, below_diagonal_4_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(below_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), below_diagonal_4_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_4_f16_channel -> below_diagonal_4_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, Tinv_rows_2_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
             if (rows_next > 0) TMUL(below_diagonal_8_next, below_diagonal_stack_next, pairs_4_mask_of_16);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(below_diagonal_8_f16_next, below_diagonal_8_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_diagonal_8_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // below_diagonal_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, below_diagonal_8_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(below_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), below_diagonal_8_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_8_f16_channel -> below_diagonal_8_f16_in_next
             if (rows_next > 0) TMUL(below_diagonal_16_next, below_diagonal_stack_next, pairs_8_mask_of_16);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(below_diagonal_16_f16_next, below_diagonal_16_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_16_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // below_diagonal_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, below_diagonal_16_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(below_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), below_diagonal_16_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // below_diagonal_16_f16_channel -> below_diagonal_16_f16_in_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_kT_in_next -> lower_q_kT_next
             // o = scale * (q @ S + lower(q @ k.T) @ U)
@@ -1838,18 +1222,10 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             if (rows_next > 0) TCVT(lower_q_kT_f16_next, lower_q_kT_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // lower_q_kT_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // lower_q_kT_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, lower_q_kT_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(lower_q_kT_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), lower_q_kT_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // lower_q_kT_f16_channel -> lower_q_kT_f16_in_next
             wait_flag_dev(0);  // k_S_channel -> k_S_in
-            {
-                auto from = view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k_S_in, from);
-            }
+            TLOAD(k_S_in, view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> v_minus_k_S
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_S_in -> v_minus_k_S
             // U = Tinv @ (beta[:, None] * (v - k @ S))
@@ -1860,22 +1236,13 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             TCVT(beta_v_minus_k_S_f16, beta_v_minus_k_S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // beta_v_minus_k_S_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // beta_v_minus_k_S_f16 -> store
-            {
-                auto to = view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, beta_v_minus_k_S_f16);
-            }
+            TSTORE(view(beta_v_minus_k_S_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), beta_v_minus_k_S_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta_v_minus_k_S_f16_channel -> beta_v_minus_k_S_f16_in
             wait_flag_dev(0);  // S_next_part_channel -> S_next_part_in
-            {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
-            }
+            TLOAD(S_next_part_in, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
             wait_flag_dev(0);  // o_sum_channel -> o_sum_in
-            {
-                auto from = view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_in, from);
-            }
+            TLOAD(o_sum_in, view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // o_sum_in -> o
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_next_part_in -> S_next
             // S = S + k.T @ U
@@ -1889,17 +1256,12 @@ PTO_ENTRY void delta_rule_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
             if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x25a00);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
+                auto valid = tile_at<UbPart<half, 32, 128>>(0x25a00, part, 128);
+                TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
             }
         }
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> beta_raw_next
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), S);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw

@@ -127,10 +127,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -185,8 +196,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -212,8 +222,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -224,10 +233,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -370,270 +429,138 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(constants + 0);
     __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 77824);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 64, 128> k1_first;
-    TASSIGN(k1_first, 0x0);
-    TileLeft<half, 64, 128> k1_k1T_left_first;
-    TASSIGN(k1_k1T_left_first, 0x0);
-    TileRight<half, 128, 64> k1_k1T_right_first;
-    TASSIGN(k1_k1T_right_first, 0x0);
-    TileAcc<float, 64, 64> k1_k1T_first;
-    TASSIGN(k1_k1T_first, 0x0);
-    L1Tile<half, 64, 64> T1_zeros_first;
-    TASSIGN(T1_zeros_first, 0x8000);
-    TileLeft<half, 64, 128> k1_k2T_left_first;
-    TASSIGN(k1_k2T_left_first, 0x8000);
-    L1Tile<half, 64, 128> k2_first;
-    TASSIGN(k2_first, 0xa000);
-    TileRight<half, 128, 64> k1_k2T_right_first;
-    TASSIGN(k1_k2T_right_first, 0x8000);
-    TileAcc<float, 64, 64> k1_k2T_first;
-    TASSIGN(k1_k2T_first, 0x4000);
-    TileLeft<half, 64, 128> k2_k1T_left_first;
-    TASSIGN(k2_k1T_left_first, 0x0);
-    TileRight<half, 128, 64> k2_k1T_right_first;
-    TASSIGN(k2_k1T_right_first, 0x0);
-    TileAcc<float, 64, 64> k2_k1T_first;
-    TASSIGN(k2_k1T_first, 0x8000);
-    L1Tile<half, 64, 64> T2_zeros_first;
-    TASSIGN(T2_zeros_first, 0x12000);
-    TileLeft<half, 64, 128> k2_k2T_left_first;
-    TASSIGN(k2_k2T_left_first, 0x8000);
-    TileRight<half, 128, 64> k2_k2T_right_first;
-    TASSIGN(k2_k2T_right_first, 0x8000);
-    TileAcc<float, 64, 64> k2_k2T_first;
-    TASSIGN(k2_k2T_first, 0xc000);
-    L1Tile<half, 64, 128> q_first;
-    TASSIGN(q_first, 0x14000);
-    TileLeft<half, 64, 128> q_k1T_left_first;
-    TASSIGN(q_k1T_left_first, 0x0);
-    TileRight<half, 128, 64> q_k1T_right_first;
-    TASSIGN(q_k1T_right_first, 0x0);
-    TileAcc<float, 64, 64> q_k1T_first;
-    TASSIGN(q_k1T_first, 0x10000);
-    L1Tile<half, 64, 64> T1_strictly_lower_f16_in_first;
-    TASSIGN(T1_strictly_lower_f16_in_first, 0x1c000);
-    L1Tile<half, 64, 16> T1_diagonal_4_f16_in_first;
-    TASSIGN(T1_diagonal_4_f16_in_first, 0x1e000);
-    TileLeft<half, 64, 16> T1_below_4_left_first;
-    TASSIGN(T1_below_4_left_first, 0x8000);
-    L1Tile<half, 64, 16> T1_rows_2_f16_in_first;
-    TASSIGN(T1_rows_2_f16_in_first, 0x1e800);
-    TileRight<half, 64, 16> T1_below_4_right_first;
-    TASSIGN(T1_below_4_right_first, 0x8000);
-    TileAcc<float, 64, 16> T1_below_4_first;
-    TASSIGN(T1_below_4_first, 0x14000);
-    TileLeft<half, 64, 16> T1_rows_2_identity_left_first;
-    TASSIGN(T1_rows_2_identity_left_first, 0x0);
-    L1Tile<half, 16, 16> identity_first;
-    TASSIGN(identity_first, 0x1f000);
-    TileRight<half, 16, 16> T1_rows_2_identity_right_first;
-    TASSIGN(T1_rows_2_identity_right_first, 0x0);
-    TileAcc<float, 64, 16> T1_rows_2_identity_first;
-    TASSIGN(T1_rows_2_identity_first, 0x15000);
-    TileLeft<half, 64, 128> q_k2T_left_first;
-    TASSIGN(q_k2T_left_first, 0x8000);
-    TileRight<half, 128, 64> q_k2T_right_first;
-    TASSIGN(q_k2T_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_k2T_first;
-    TASSIGN(q_k2T_first, 0x16000);
-    L1Tile<half, 64, 16> T1_below_4_f16_first;
-    TASSIGN(T1_below_4_f16_first, 0x1f200);
-    TileLeft<half, 64, 16> T1_rows_4_left_first;
-    TASSIGN(T1_rows_4_left_first, 0x0);
-    TileRight<half, 64, 16> T1_rows_4_right_first;
-    TASSIGN(T1_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 16> T1_rows_4_first;
-    TASSIGN(T1_rows_4_first, 0x15000);
-    L1Tile<half, 64, 16> T1_rows_4_f16_first;
-    TASSIGN(T1_rows_4_f16_first, 0x1fa00);
-    L1Tile<half, 64, 16> T1_diagonal_8_f16_in_first;
-    TASSIGN(T1_diagonal_8_f16_in_first, 0x20200);
-    TileLeft<half, 64, 16> T1_below_8_left_first;
-    TASSIGN(T1_below_8_left_first, 0x8000);
-    TileRight<half, 64, 16> T1_below_8_right_first;
-    TASSIGN(T1_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 16> T1_below_8_first;
-    TASSIGN(T1_below_8_first, 0x1a000);
-    L1Tile<half, 64, 16> T1_below_8_f16_first;
-    TASSIGN(T1_below_8_f16_first, 0x20a00);
-    TileLeft<half, 64, 16> T1_rows_8_left_first;
-    TASSIGN(T1_rows_8_left_first, 0x0);
-    TileRight<half, 64, 16> T1_rows_8_right_first;
-    TASSIGN(T1_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 16> T1_rows_8_first;
-    TASSIGN(T1_rows_8_first, 0x15000);
-    L1Tile<half, 64, 16> T1_rows_8_f16_first;
-    TASSIGN(T1_rows_8_f16_first, 0x21200);
-    L1Tile<half, 64, 16> T1_diagonal_16_f16_in_first;
-    TASSIGN(T1_diagonal_16_f16_in_first, 0x21a00);
-    TileLeft<half, 64, 16> T1_below_16_left_first;
-    TASSIGN(T1_below_16_left_first, 0x8000);
-    TileRight<half, 64, 16> T1_below_16_right_first;
-    TASSIGN(T1_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 16> T1_below_16_first;
-    TASSIGN(T1_below_16_first, 0x1b000);
-    L1Tile<half, 64, 16> T1_below_16_f16_first;
-    TASSIGN(T1_below_16_f16_first, 0x22200);
-    TileLeft<half, 64, 16> T1_rows_16_left_first;
-    TASSIGN(T1_rows_16_left_first, 0x0);
-    TileRight<half, 64, 16> T1_rows_16_right_first;
-    TASSIGN(T1_rows_16_right_first, 0x0);
-    L1Tile<half, 64, 64> T1_blocks_16_first;
-    TASSIGN(T1_blocks_16_first, 0x8000);
-    TileAcc<float, 32, 16> T1_below_32_first;
-    TASSIGN(T1_below_32_first, 0x1c000);
-    L1Tile<half, 32, 16> T1_below_32_f16_first;
-    TASSIGN(T1_below_32_f16_first, 0x22a00);
-    TileRight<half, 32, 16> T1_corner_32_right_first;
-    TASSIGN(T1_corner_32_right_first, 0x0);
-    L1Tile<half, 64, 64> T1_blocks_32_first;
-    TASSIGN(T1_blocks_32_first, 0x8000);
-    TileLeft<half, 32, 32> T1_below_64_left_first;
-    TASSIGN(T1_below_64_left_first, 0x8000);
-    TileRight<half, 32, 32> T1_below_64_right_first;
-    TASSIGN(T1_below_64_right_first, 0x8000);
-    TileAcc<float, 32, 32> T1_below_64_first;
-    TASSIGN(T1_below_64_first, 0x1d000);
-    L1Tile<half, 32, 32> T1_below_64_f16_first;
-    TASSIGN(T1_below_64_f16_first, 0x22e00);
-    TileLeft<half, 32, 32> T1_corner_64_left_first;
-    TASSIGN(T1_corner_64_left_first, 0x0);
-    TileRight<half, 32, 32> T1_corner_64_right_first;
-    TASSIGN(T1_corner_64_right_first, 0x0);
-    TileAcc<float, 32, 32> T1_corner_64_first;
-    TASSIGN(T1_corner_64_first, 0x1e000);
-    L1Tile<half, 64, 64> T1_blocks_64_first;
-    TASSIGN(T1_blocks_64_first, 0x8000);
-    TileLeft<half, 64, 64> T1_left_first;
-    TASSIGN(T1_left_first, 0x8000);
-    L1Tile<half, 64, 64> minus_identity_first;
-    TASSIGN(minus_identity_first, 0x23600);
-    TileRight<half, 64, 64> T1_right_first;
-    TASSIGN(T1_right_first, 0x8000);
-    TileAcc<float, 64, 64> T1_first;
-    TASSIGN(T1_first, 0x0);
-    L1Tile<half, 64, 64> T1_f16_first;
-    TASSIGN(T1_f16_first, 0x25600);
-    TileLeft<half, 64, 64> X_left_first;
-    TASSIGN(X_left_first, 0x0);
-    L1Tile<half, 64, 64> operand_of_X_f16_in_first;
-    TASSIGN(operand_of_X_f16_in_first, 0x29600);
-    TileRight<half, 64, 64> X_right_first;
-    TASSIGN(X_right_first, 0x0);
-    TileAcc<float, 64, 64> X_first;
-    TASSIGN(X_first, 0x4000);
-    L1Tile<half, 64, 64> X_f16_first;
-    TASSIGN(X_f16_first, 0x2b600);
-    L1Tile<half, 64, 64> k2_k1T_D_f16_in_first;
-    TASSIGN(k2_k1T_D_f16_in_first, 0x2f600);
-    TileLeft<half, 64, 64> k2_k1T_D_X_left_first;
-    TASSIGN(k2_k1T_D_X_left_first, 0x8000);
-    TileRight<half, 64, 64> k2_k1T_D_X_right_first;
-    TASSIGN(k2_k1T_D_X_right_first, 0x8000);
-    TileAcc<float, 64, 64> k2_k1T_D_X_first;
-    TASSIGN(k2_k1T_D_X_first, 0x8000);
-    L1Tile<half, 64, 64> T2_strictly_lower_f16_in_first;
-    TASSIGN(T2_strictly_lower_f16_in_first, 0x33600);
-    L1Tile<half, 64, 16> T2_diagonal_4_f16_in_first;
-    TASSIGN(T2_diagonal_4_f16_in_first, 0x35600);
-    TileLeft<half, 64, 16> T2_below_4_left_first;
-    TASSIGN(T2_below_4_left_first, 0x0);
-    L1Tile<half, 64, 16> T2_rows_2_f16_in_first;
-    TASSIGN(T2_rows_2_f16_in_first, 0x35e00);
-    TileRight<half, 64, 16> T2_below_4_right_first;
-    TASSIGN(T2_below_4_right_first, 0x0);
-    TileAcc<float, 64, 16> T2_below_4_first;
-    TASSIGN(T2_below_4_first, 0xc000);
-    L1Tile<half, 64, 16> T2_below_4_f16_first;
-    TASSIGN(T2_below_4_f16_first, 0x36600);
-    TileLeft<half, 64, 16> identity_2_product_left_first;
-    TASSIGN(identity_2_product_left_first, 0x8000);
-    L1Tile<half, 16, 16> identity_2_first;
-    TASSIGN(identity_2_first, 0x36e00);
-    TileRight<half, 16, 16> identity_2_product_right_first;
-    TASSIGN(identity_2_product_right_first, 0x8000);
-    TileAcc<float, 64, 16> identity_2_product_first;
-    TASSIGN(identity_2_product_first, 0xd000);
-    TileLeft<half, 64, 16> T2_rows_4_left_first;
-    TASSIGN(T2_rows_4_left_first, 0x0);
-    TileRight<half, 64, 16> T2_rows_4_right_first;
-    TASSIGN(T2_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 16> T2_rows_4_first;
-    TASSIGN(T2_rows_4_first, 0xd000);
-    L1Tile<half, 64, 16> T2_rows_4_f16_first;
-    TASSIGN(T2_rows_4_f16_first, 0x37000);
-    L1Tile<half, 64, 16> T2_diagonal_8_f16_in_first;
-    TASSIGN(T2_diagonal_8_f16_in_first, 0x37800);
-    TileLeft<half, 64, 16> T2_below_8_left_first;
-    TASSIGN(T2_below_8_left_first, 0x8000);
-    TileRight<half, 64, 16> T2_below_8_right_first;
-    TASSIGN(T2_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 16> T2_below_8_first;
-    TASSIGN(T2_below_8_first, 0xe000);
-    L1Tile<half, 64, 16> T2_below_8_f16_first;
-    TASSIGN(T2_below_8_f16_first, 0x38000);
-    TileLeft<half, 64, 16> T2_rows_8_left_first;
-    TASSIGN(T2_rows_8_left_first, 0x0);
-    TileRight<half, 64, 16> T2_rows_8_right_first;
-    TASSIGN(T2_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 16> T2_rows_8_first;
-    TASSIGN(T2_rows_8_first, 0xd000);
-    L1Tile<half, 64, 16> T2_rows_8_f16_first;
-    TASSIGN(T2_rows_8_f16_first, 0x38800);
-    L1Tile<half, 64, 16> T2_diagonal_16_f16_in_first;
-    TASSIGN(T2_diagonal_16_f16_in_first, 0x39000);
-    TileLeft<half, 64, 16> T2_below_16_left_first;
-    TASSIGN(T2_below_16_left_first, 0x8000);
-    TileRight<half, 64, 16> T2_below_16_right_first;
-    TASSIGN(T2_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 16> T2_below_16_first;
-    TASSIGN(T2_below_16_first, 0xf000);
-    L1Tile<half, 64, 16> T2_below_16_f16_first;
-    TASSIGN(T2_below_16_f16_first, 0x39800);
-    TileLeft<half, 64, 16> T2_rows_16_left_first;
-    TASSIGN(T2_rows_16_left_first, 0x0);
-    TileRight<half, 64, 16> T2_rows_16_right_first;
-    TASSIGN(T2_rows_16_right_first, 0x0);
-    L1Tile<half, 64, 64> T2_blocks_16_first;
-    TASSIGN(T2_blocks_16_first, 0x12000);
-    TileAcc<float, 32, 16> T2_below_32_first;
-    TASSIGN(T2_below_32_first, 0x10000);
-    L1Tile<half, 32, 16> T2_below_32_f16_first;
-    TASSIGN(T2_below_32_f16_first, 0x3a000);
-    TileRight<half, 32, 16> T2_corner_32_right_first;
-    TASSIGN(T2_corner_32_right_first, 0x0);
-    L1Tile<half, 64, 64> T2_blocks_32_first;
-    TASSIGN(T2_blocks_32_first, 0x12000);
-    TileLeft<half, 32, 32> T2_below_64_left_first;
-    TASSIGN(T2_below_64_left_first, 0x8000);
-    TileRight<half, 32, 32> T2_below_64_right_first;
-    TASSIGN(T2_below_64_right_first, 0x8000);
-    TileAcc<float, 32, 32> T2_below_64_first;
-    TASSIGN(T2_below_64_first, 0x11000);
-    L1Tile<half, 32, 32> T2_below_64_f16_first;
-    TASSIGN(T2_below_64_f16_first, 0x3a400);
-    TileLeft<half, 32, 32> T2_corner_64_left_first;
-    TASSIGN(T2_corner_64_left_first, 0x0);
-    TileRight<half, 32, 32> T2_corner_64_right_first;
-    TASSIGN(T2_corner_64_right_first, 0x0);
-    TileAcc<float, 32, 32> T2_corner_64_first;
-    TASSIGN(T2_corner_64_first, 0x12000);
-    L1Tile<half, 64, 64> T2_blocks_64_first;
-    TASSIGN(T2_blocks_64_first, 0x12000);
-    TileLeft<half, 64, 64> T2_left_first;
-    TASSIGN(T2_left_first, 0x8000);
-    L1Tile<half, 64, 64> minus_identity_2_first;
-    TASSIGN(minus_identity_2_first, 0x3ac00);
-    TileRight<half, 64, 64> T2_right_first;
-    TASSIGN(T2_right_first, 0x8000);
-    TileAcc<float, 64, 64> T2_first;
-    TASSIGN(T2_first, 0x13000);
-    L1Tile<half, 64, 64> T2_f16_first;
-    TASSIGN(T2_f16_first, 0x3cc00);
-    L1Tile<half, 64, 64> q_k1T_D_f16_in_first;
-    TASSIGN(q_k1T_D_f16_in_first, 0x40c00);
-    L1Tile<half, 64, 64> q_k2T_D_f16_in_first;
-    TASSIGN(q_k2T_D_f16_in_first, 0x44c00);
+    auto k1_first = tile_at<L1Tile<half, 64, 128>>(0x0);
+    auto k1_k1T_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k1_k1T_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k1_k1T_first = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto T1_zeros_first = tile_at<L1Tile<half, 64, 64>>(0x8000);
+    auto k1_k2T_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k2_first = tile_at<L1Tile<half, 64, 128>>(0xa000);
+    auto k1_k2T_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k1_k2T_first = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto k2_k1T_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k2_k1T_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k2_k1T_first = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto T2_zeros_first = tile_at<L1Tile<half, 64, 64>>(0x12000);
+    auto k2_k2T_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k2_k2T_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k2_k2T_first = tile_at<TileAcc<float, 64, 64>>(0xc000);
+    auto q_first = tile_at<L1Tile<half, 64, 128>>(0x14000);
+    auto q_k1T_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_k1T_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_k1T_first = tile_at<TileAcc<float, 64, 64>>(0x10000);
+    auto T1_strictly_lower_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x1c000);
+    auto T1_diagonal_4_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x1e000);
+    auto T1_below_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T1_rows_2_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x1e800);
+    auto T1_below_4_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T1_below_4_first = tile_at<TileAcc<float, 64, 16>>(0x14000);
+    auto T1_rows_2_identity_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto identity_first = tile_at<L1Tile<half, 16, 16>>(0x1f000);
+    auto T1_rows_2_identity_right_first = tile_at<TileRight<half, 16, 16>>(0x0);
+    auto T1_rows_2_identity_first = tile_at<TileAcc<float, 64, 16>>(0x15000);
+    auto q_k2T_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_k2T_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_k2T_first = tile_at<TileAcc<float, 64, 64>>(0x16000);
+    auto T1_below_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x1f200);
+    auto T1_rows_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T1_rows_4_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T1_rows_4_first = tile_at<TileAcc<float, 64, 16>>(0x15000);
+    auto T1_rows_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x1fa00);
+    auto T1_diagonal_8_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x20200);
+    auto T1_below_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T1_below_8_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T1_below_8_first = tile_at<TileAcc<float, 64, 16>>(0x1a000);
+    auto T1_below_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x20a00);
+    auto T1_rows_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T1_rows_8_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T1_rows_8_first = tile_at<TileAcc<float, 64, 16>>(0x15000);
+    auto T1_rows_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x21200);
+    auto T1_diagonal_16_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x21a00);
+    auto T1_below_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T1_below_16_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T1_below_16_first = tile_at<TileAcc<float, 64, 16>>(0x1b000);
+    auto T1_below_16_f16_first = tile_at<L1Tile<half, 64, 16>>(0x22200);
+    auto T1_rows_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T1_rows_16_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T1_blocks_16_first = tile_at<L1Tile<half, 64, 64>>(0x8000);
+    auto T1_below_32_first = tile_at<TileAcc<float, 32, 16>>(0x1c000);
+    auto T1_below_32_f16_first = tile_at<L1Tile<half, 32, 16>>(0x22a00);
+    auto T1_corner_32_right_first = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto T1_blocks_32_first = tile_at<L1Tile<half, 64, 64>>(0x8000);
+    auto T1_below_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto T1_below_64_right_first = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto T1_below_64_first = tile_at<TileAcc<float, 32, 32>>(0x1d000);
+    auto T1_below_64_f16_first = tile_at<L1Tile<half, 32, 32>>(0x22e00);
+    auto T1_corner_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto T1_corner_64_right_first = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto T1_corner_64_first = tile_at<TileAcc<float, 32, 32>>(0x1e000);
+    auto T1_blocks_64_first = tile_at<L1Tile<half, 64, 64>>(0x8000);
+    auto T1_left_first = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto minus_identity_first = tile_at<L1Tile<half, 64, 64>>(0x23600);
+    auto T1_right_first = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto T1_first = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto T1_f16_first = tile_at<L1Tile<half, 64, 64>>(0x25600);
+    auto X_left_first = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto operand_of_X_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x29600);
+    auto X_right_first = tile_at<TileRight<half, 64, 64>>(0x0);
+    auto X_first = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto X_f16_first = tile_at<L1Tile<half, 64, 64>>(0x2b600);
+    auto k2_k1T_D_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x2f600);
+    auto k2_k1T_D_X_left_first = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto k2_k1T_D_X_right_first = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto k2_k1T_D_X_first = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto T2_strictly_lower_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x33600);
+    auto T2_diagonal_4_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x35600);
+    auto T2_below_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T2_rows_2_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x35e00);
+    auto T2_below_4_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T2_below_4_first = tile_at<TileAcc<float, 64, 16>>(0xc000);
+    auto T2_below_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x36600);
+    auto identity_2_product_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_2_first = tile_at<L1Tile<half, 16, 16>>(0x36e00);
+    auto identity_2_product_right_first = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_2_product_first = tile_at<TileAcc<float, 64, 16>>(0xd000);
+    auto T2_rows_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T2_rows_4_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T2_rows_4_first = tile_at<TileAcc<float, 64, 16>>(0xd000);
+    auto T2_rows_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x37000);
+    auto T2_diagonal_8_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x37800);
+    auto T2_below_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T2_below_8_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T2_below_8_first = tile_at<TileAcc<float, 64, 16>>(0xe000);
+    auto T2_below_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x38000);
+    auto T2_rows_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T2_rows_8_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T2_rows_8_first = tile_at<TileAcc<float, 64, 16>>(0xd000);
+    auto T2_rows_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x38800);
+    auto T2_diagonal_16_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x39000);
+    auto T2_below_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T2_below_16_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T2_below_16_first = tile_at<TileAcc<float, 64, 16>>(0xf000);
+    auto T2_below_16_f16_first = tile_at<L1Tile<half, 64, 16>>(0x39800);
+    auto T2_rows_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T2_rows_16_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T2_blocks_16_first = tile_at<L1Tile<half, 64, 64>>(0x12000);
+    auto T2_below_32_first = tile_at<TileAcc<float, 32, 16>>(0x10000);
+    auto T2_below_32_f16_first = tile_at<L1Tile<half, 32, 16>>(0x3a000);
+    auto T2_corner_32_right_first = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto T2_blocks_32_first = tile_at<L1Tile<half, 64, 64>>(0x12000);
+    auto T2_below_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto T2_below_64_right_first = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto T2_below_64_first = tile_at<TileAcc<float, 32, 32>>(0x11000);
+    auto T2_below_64_f16_first = tile_at<L1Tile<half, 32, 32>>(0x3a400);
+    auto T2_corner_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto T2_corner_64_right_first = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto T2_corner_64_first = tile_at<TileAcc<float, 32, 32>>(0x12000);
+    auto T2_blocks_64_first = tile_at<L1Tile<half, 64, 64>>(0x12000);
+    auto T2_left_first = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto minus_identity_2_first = tile_at<L1Tile<half, 64, 64>>(0x3ac00);
+    auto T2_right_first = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto T2_first = tile_at<TileAcc<float, 64, 64>>(0x13000);
+    auto T2_f16_first = tile_at<L1Tile<half, 64, 64>>(0x3cc00);
+    auto q_k1T_D_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x40c00);
+    auto q_k2T_D_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x44c00);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> k1;
     L1Tile<half, 64, 128> k2;
@@ -644,340 +571,176 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     L1Tile<half, 64, 64> q_k1T_D_f16_in;
     L1Tile<half, 64, 64> q_k2T_D_f16_in;
     L1Tile<half, 64, 128> k1_next;
-    TileLeft<half, 64, 128> k1_k1T_left_next;
-    TASSIGN(k1_k1T_left_next, 0x0);
-    TileRight<half, 128, 64> k1_k1T_right_next;
-    TASSIGN(k1_k1T_right_next, 0x0);
-    TileAcc<float, 64, 64> k1_k1T_next;
-    TASSIGN(k1_k1T_next, 0x17000);
-    L1Tile<half, 64, 64> T1_zeros_next;
-    TASSIGN(T1_zeros_next, 0x48c00);
-    TileLeft<half, 64, 128> k1_k2T_left_next;
-    TASSIGN(k1_k2T_left_next, 0x8000);
+    auto k1_k1T_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k1_k1T_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k1_k1T_next = tile_at<TileAcc<float, 64, 64>>(0x17000);
+    auto T1_zeros_next = tile_at<L1Tile<half, 64, 64>>(0x48c00);
+    auto k1_k2T_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
     L1Tile<half, 64, 128> k2_next;
-    TileRight<half, 128, 64> k1_k2T_right_next;
-    TASSIGN(k1_k2T_right_next, 0x8000);
-    TileAcc<float, 64, 64> k1_k2T_next;
-    TASSIGN(k1_k2T_next, 0x1b000);
-    TileLeft<half, 64, 128> k2_k1T_left_next;
-    TASSIGN(k2_k1T_left_next, 0x0);
-    TileRight<half, 128, 64> k2_k1T_right_next;
-    TASSIGN(k2_k1T_right_next, 0x0);
-    TileAcc<float, 64, 64> k2_k1T_next;
-    TASSIGN(k2_k1T_next, 0x0);
-    TileLeft<half, 64, 128> k1_S_left;
-    TASSIGN(k1_S_left, 0x8000);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x4ac00);
-    TileRight<half, 128, 128> k1_S_right;
-    TASSIGN(k1_S_right, 0x8000);
-    TileAcc<float, 64, 128> k1_S;
-    TASSIGN(k1_S, 0x4000);
-    L1Tile<half, 64, 64> T2_zeros_next;
-    TASSIGN(T2_zeros_next, 0x52c00);
-    TileLeft<half, 64, 128> k2_S_left;
-    TASSIGN(k2_S_left, 0x0);
-    TileRight<half, 128, 128> k2_S_right;
-    TASSIGN(k2_S_right, 0x0);
-    TileAcc<float, 64, 128> k2_S;
-    TASSIGN(k2_S, 0xc000);
-    L1Tile<half, 64, 64> T1_strictly_lower_f16_in_next;
-    TASSIGN(T1_strictly_lower_f16_in_next, 0x54c00);
-    TileLeft<half, 64, 128> k2_k2T_left_next;
-    TASSIGN(k2_k2T_left_next, 0x8000);
-    TileRight<half, 128, 64> k2_k2T_right_next;
-    TASSIGN(k2_k2T_right_next, 0x8000);
-    TileAcc<float, 64, 64> k2_k2T_next;
-    TASSIGN(k2_k2T_next, 0x14000);
-    TileLeft<half, 64, 128> q_S_left;
-    TASSIGN(q_S_left, 0x0);
-    TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x0);
-    TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x18000);
+    auto k1_k2T_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k1_k2T_next = tile_at<TileAcc<float, 64, 64>>(0x1b000);
+    auto k2_k1T_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k2_k1T_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k2_k1T_next = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto k1_S_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto S_f16_in = tile_at<L1Tile<half, 128, 128>>(0x4ac00);
+    auto k1_S_right = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto k1_S = tile_at<TileAcc<float, 64, 128>>(0x4000);
+    auto T2_zeros_next = tile_at<L1Tile<half, 64, 64>>(0x52c00);
+    auto k2_S_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k2_S_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto k2_S = tile_at<TileAcc<float, 64, 128>>(0xc000);
+    auto T1_strictly_lower_f16_in_next = tile_at<L1Tile<half, 64, 64>>(0x54c00);
+    auto k2_k2T_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k2_k2T_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k2_k2T_next = tile_at<TileAcc<float, 64, 64>>(0x14000);
+    auto q_S_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_S_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto q_S = tile_at<TileAcc<float, 64, 128>>(0x18000);
     L1Tile<half, 64, 128> q_next;
-    TileLeft<half, 64, 128> q_k1T_left_next;
-    TASSIGN(q_k1T_left_next, 0x8000);
-    TileRight<half, 128, 64> q_k1T_right_next;
-    TASSIGN(q_k1T_right_next, 0x8000);
-    TileAcc<float, 64, 64> q_k1T_next;
-    TASSIGN(q_k1T_next, 0x0);
-    TileLeft<half, 64, 128> q_k2T_left_next;
-    TASSIGN(q_k2T_left_next, 0x0);
-    TileRight<half, 128, 64> q_k2T_right_next;
-    TASSIGN(q_k2T_right_next, 0x0);
-    TileAcc<float, 64, 64> q_k2T_next;
-    TASSIGN(q_k2T_next, 0x4000);
-    L1Tile<half, 64, 16> T1_diagonal_4_f16_in_next;
-    TASSIGN(T1_diagonal_4_f16_in_next, 0x56c00);
-    TileLeft<half, 64, 16> T1_below_4_left_next;
-    TASSIGN(T1_below_4_left_next, 0x8000);
-    L1Tile<half, 64, 16> T1_rows_2_f16_in_next;
-    TASSIGN(T1_rows_2_f16_in_next, 0x57400);
-    TileRight<half, 64, 16> T1_below_4_right_next;
-    TASSIGN(T1_below_4_right_next, 0x8000);
-    TileAcc<float, 64, 16> T1_below_4_next;
-    TASSIGN(T1_below_4_next, 0x8000);
-    TileLeft<half, 64, 16> T1_rows_2_identity_left_next;
-    TASSIGN(T1_rows_2_identity_left_next, 0x0);
-    L1Tile<half, 16, 16> identity_next;
-    TASSIGN(identity_next, 0x57c00);
-    TileRight<half, 16, 16> T1_rows_2_identity_right_next;
-    TASSIGN(T1_rows_2_identity_right_next, 0x0);
-    TileAcc<float, 64, 16> T1_rows_2_identity_next;
-    TASSIGN(T1_rows_2_identity_next, 0x9000);
-    TileLeft<half, 64, 64> Y_left;
-    TASSIGN(Y_left, 0x8000);
-    L1Tile<half, 64, 128> beta1_Y_difference_f16_in;
-    TASSIGN(beta1_Y_difference_f16_in, 0x57e00);
-    TileRight<half, 64, 128> Y_right;
-    TASSIGN(Y_right, 0x8000);
-    TileAcc<float, 64, 128> Y;
-    TASSIGN(Y, 0xa000);
-    L1Tile<half, 64, 128> Y_f16;
-    TASSIGN(Y_f16, 0x5be00);
-    TileLeft<half, 64, 64> k2_k1T_D_Y_left;
-    TASSIGN(k2_k1T_D_Y_left, 0x0);
-    TileRight<half, 64, 128> k2_k1T_D_Y_right;
-    TASSIGN(k2_k1T_D_Y_right, 0x0);
-    TileAcc<float, 64, 128> k2_k1T_D_Y;
-    TASSIGN(k2_k1T_D_Y, 0x12000);
-    L1Tile<half, 64, 16> T1_below_4_f16_next;
-    TASSIGN(T1_below_4_f16_next, 0x5fe00);
-    TileLeft<half, 64, 16> T1_rows_4_left_next;
-    TASSIGN(T1_rows_4_left_next, 0x8000);
-    TileRight<half, 64, 16> T1_rows_4_right_next;
-    TASSIGN(T1_rows_4_right_next, 0x8000);
-    TileAcc<float, 64, 16> T1_rows_4_next;
-    TASSIGN(T1_rows_4_next, 0x9000);
-    L1Tile<half, 64, 16> T1_rows_4_f16_next;
-    TASSIGN(T1_rows_4_f16_next, 0x60600);
-    L1Tile<half, 64, 16> T1_diagonal_8_f16_in_next;
-    TASSIGN(T1_diagonal_8_f16_in_next, 0x60e00);
-    TileLeft<half, 64, 16> T1_below_8_left_next;
-    TASSIGN(T1_below_8_left_next, 0x0);
-    TileRight<half, 64, 16> T1_below_8_right_next;
-    TASSIGN(T1_below_8_right_next, 0x0);
-    TileAcc<float, 64, 16> T1_below_8_next;
-    TASSIGN(T1_below_8_next, 0x1a000);
-    L1Tile<half, 64, 16> T1_below_8_f16_next;
-    TASSIGN(T1_below_8_f16_next, 0x61600);
-    TileLeft<half, 64, 16> T1_rows_8_left_next;
-    TASSIGN(T1_rows_8_left_next, 0x8000);
-    TileRight<half, 64, 16> T1_rows_8_right_next;
-    TASSIGN(T1_rows_8_right_next, 0x8000);
-    TileAcc<float, 64, 16> T1_rows_8_next;
-    TASSIGN(T1_rows_8_next, 0x9000);
-    L1Tile<half, 64, 16> T1_rows_8_f16_next;
-    TASSIGN(T1_rows_8_f16_next, 0x61e00);
-    L1Tile<half, 64, 16> T1_diagonal_16_f16_in_next;
-    TASSIGN(T1_diagonal_16_f16_in_next, 0x62600);
-    TileLeft<half, 64, 16> T1_below_16_left_next;
-    TASSIGN(T1_below_16_left_next, 0x0);
-    TileRight<half, 64, 16> T1_below_16_right_next;
-    TASSIGN(T1_below_16_right_next, 0x0);
-    TileAcc<float, 64, 16> T1_below_16_next;
-    TASSIGN(T1_below_16_next, 0x1b000);
-    L1Tile<half, 64, 16> T1_below_16_f16_next;
-    TASSIGN(T1_below_16_f16_next, 0x62e00);
-    TileLeft<half, 64, 16> T1_rows_16_left_next;
-    TASSIGN(T1_rows_16_left_next, 0x8000);
-    TileRight<half, 64, 16> T1_rows_16_right_next;
-    TASSIGN(T1_rows_16_right_next, 0x8000);
-    L1Tile<half, 64, 64> T1_blocks_16_next;
-    TASSIGN(T1_blocks_16_next, 0x48c00);
-    TileAcc<float, 32, 16> T1_below_32_next;
-    TASSIGN(T1_below_32_next, 0x1c000);
-    L1Tile<half, 32, 16> T1_below_32_f16_next;
-    TASSIGN(T1_below_32_f16_next, 0x63600);
-    TileRight<half, 32, 16> T1_corner_32_right_next;
-    TASSIGN(T1_corner_32_right_next, 0x8000);
-    L1Tile<half, 64, 64> T1_blocks_32_next;
-    TASSIGN(T1_blocks_32_next, 0x48c00);
-    TileLeft<half, 32, 32> T1_below_64_left_next;
-    TASSIGN(T1_below_64_left_next, 0x0);
-    TileRight<half, 32, 32> T1_below_64_right_next;
-    TASSIGN(T1_below_64_right_next, 0x0);
-    TileAcc<float, 32, 32> T1_below_64_next;
-    TASSIGN(T1_below_64_next, 0x1d000);
-    L1Tile<half, 32, 32> T1_below_64_f16_next;
-    TASSIGN(T1_below_64_f16_next, 0x63a00);
-    TileLeft<half, 32, 32> T1_corner_64_left_next;
-    TASSIGN(T1_corner_64_left_next, 0x8000);
-    TileRight<half, 32, 32> T1_corner_64_right_next;
-    TASSIGN(T1_corner_64_right_next, 0x8000);
-    TileAcc<float, 32, 32> T1_corner_64_next;
-    TASSIGN(T1_corner_64_next, 0x1e000);
-    L1Tile<half, 64, 64> T1_blocks_64_next;
-    TASSIGN(T1_blocks_64_next, 0x48c00);
-    TileLeft<half, 64, 64> T1_left_next;
-    TASSIGN(T1_left_next, 0x0);
-    L1Tile<half, 64, 64> minus_identity_next;
-    TASSIGN(minus_identity_next, 0x64200);
-    TileRight<half, 64, 64> T1_right_next;
-    TASSIGN(T1_right_next, 0x0);
-    TileAcc<float, 64, 64> T1_next;
-    TASSIGN(T1_next, 0x0);
+    auto q_k1T_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_k1T_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_k1T_next = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto q_k2T_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_k2T_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_k2T_next = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto T1_diagonal_4_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x56c00);
+    auto T1_below_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T1_rows_2_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x57400);
+    auto T1_below_4_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T1_below_4_next = tile_at<TileAcc<float, 64, 16>>(0x8000);
+    auto T1_rows_2_identity_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto identity_next = tile_at<L1Tile<half, 16, 16>>(0x57c00);
+    auto T1_rows_2_identity_right_next = tile_at<TileRight<half, 16, 16>>(0x0);
+    auto T1_rows_2_identity_next = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto Y_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto beta1_Y_difference_f16_in = tile_at<L1Tile<half, 64, 128>>(0x57e00);
+    auto Y_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto Y = tile_at<TileAcc<float, 64, 128>>(0xa000);
+    auto Y_f16 = tile_at<L1Tile<half, 64, 128>>(0x5be00);
+    auto k2_k1T_D_Y_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto k2_k1T_D_Y_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto k2_k1T_D_Y = tile_at<TileAcc<float, 64, 128>>(0x12000);
+    auto T1_below_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x5fe00);
+    auto T1_rows_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T1_rows_4_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T1_rows_4_next = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto T1_rows_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x60600);
+    auto T1_diagonal_8_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x60e00);
+    auto T1_below_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T1_below_8_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T1_below_8_next = tile_at<TileAcc<float, 64, 16>>(0x1a000);
+    auto T1_below_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x61600);
+    auto T1_rows_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T1_rows_8_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T1_rows_8_next = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto T1_rows_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x61e00);
+    auto T1_diagonal_16_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x62600);
+    auto T1_below_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T1_below_16_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T1_below_16_next = tile_at<TileAcc<float, 64, 16>>(0x1b000);
+    auto T1_below_16_f16_next = tile_at<L1Tile<half, 64, 16>>(0x62e00);
+    auto T1_rows_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T1_rows_16_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T1_blocks_16_next = tile_at<L1Tile<half, 64, 64>>(0x48c00);
+    auto T1_below_32_next = tile_at<TileAcc<float, 32, 16>>(0x1c000);
+    auto T1_below_32_f16_next = tile_at<L1Tile<half, 32, 16>>(0x63600);
+    auto T1_corner_32_right_next = tile_at<TileRight<half, 32, 16>>(0x8000);
+    auto T1_blocks_32_next = tile_at<L1Tile<half, 64, 64>>(0x48c00);
+    auto T1_below_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto T1_below_64_right_next = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto T1_below_64_next = tile_at<TileAcc<float, 32, 32>>(0x1d000);
+    auto T1_below_64_f16_next = tile_at<L1Tile<half, 32, 32>>(0x63a00);
+    auto T1_corner_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto T1_corner_64_right_next = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto T1_corner_64_next = tile_at<TileAcc<float, 32, 32>>(0x1e000);
+    auto T1_blocks_64_next = tile_at<L1Tile<half, 64, 64>>(0x48c00);
+    auto T1_left_next = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto minus_identity_next = tile_at<L1Tile<half, 64, 64>>(0x64200);
+    auto T1_right_next = tile_at<TileRight<half, 64, 64>>(0x0);
+    auto T1_next = tile_at<TileAcc<float, 64, 64>>(0x0);
     L1Tile<half, 64, 64> T1_f16_next;
-    TileLeft<half, 64, 64> X_left_next;
-    TASSIGN(X_left_next, 0x8000);
-    L1Tile<half, 64, 64> operand_of_X_f16_in_next;
-    TASSIGN(operand_of_X_f16_in_next, 0x66200);
-    TileRight<half, 64, 64> X_right_next;
-    TASSIGN(X_right_next, 0x8000);
-    TileAcc<float, 64, 64> X_next;
-    TASSIGN(X_next, 0x4000);
+    auto X_left_next = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto operand_of_X_f16_in_next = tile_at<L1Tile<half, 64, 64>>(0x66200);
+    auto X_right_next = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto X_next = tile_at<TileAcc<float, 64, 64>>(0x4000);
     L1Tile<half, 64, 64> X_f16_next;
     L1Tile<half, 64, 64> k2_k1T_D_f16_in_next;
-    TileLeft<half, 64, 64> k2_k1T_D_X_left_next;
-    TASSIGN(k2_k1T_D_X_left_next, 0x0);
-    TileRight<half, 64, 64> k2_k1T_D_X_right_next;
-    TASSIGN(k2_k1T_D_X_right_next, 0x0);
-    TileAcc<float, 64, 64> k2_k1T_D_X_next;
-    TASSIGN(k2_k1T_D_X_next, 0x8000);
-    L1Tile<half, 64, 64> T2_strictly_lower_f16_in_next;
-    TASSIGN(T2_strictly_lower_f16_in_next, 0x68200);
-    TileLeft<half, 64, 64> U2_left;
-    TASSIGN(U2_left, 0x8000);
-    L1Tile<half, 64, 128> U2_term_minus_A_Y_f16_in;
-    TASSIGN(U2_term_minus_A_Y_f16_in, 0x6a200);
-    TileRight<half, 64, 128> U2_right;
-    TASSIGN(U2_right, 0x8000);
-    TileAcc<float, 64, 128> U2;
-    TASSIGN(U2, 0xc000);
-    L1Tile<half, 64, 128> U2_f16;
-    TASSIGN(U2_f16, 0x6e200);
-    L1Tile<half, 64, 16> T2_diagonal_4_f16_in_next;
-    TASSIGN(T2_diagonal_4_f16_in_next, 0x72200);
-    TileLeft<half, 64, 16> T2_below_4_left_next;
-    TASSIGN(T2_below_4_left_next, 0x0);
-    L1Tile<half, 64, 16> T2_rows_2_f16_in_next;
-    TASSIGN(T2_rows_2_f16_in_next, 0x72a00);
-    TileRight<half, 64, 16> T2_below_4_right_next;
-    TASSIGN(T2_below_4_right_next, 0x0);
-    TileAcc<float, 64, 16> T2_below_4_next;
-    TASSIGN(T2_below_4_next, 0x14000);
-    TileLeft<half, 64, 16> identity_2_product_left_next;
-    TASSIGN(identity_2_product_left_next, 0x8000);
-    L1Tile<half, 16, 16> identity_2_next;
-    TASSIGN(identity_2_next, 0x73200);
-    TileRight<half, 16, 16> identity_2_product_right_next;
-    TASSIGN(identity_2_product_right_next, 0x8000);
-    TileAcc<float, 64, 16> identity_2_product_next;
-    TASSIGN(identity_2_product_next, 0x15000);
-    TileLeft<half, 64, 64> X_U2_left;
-    TASSIGN(X_U2_left, 0x0);
-    TileRight<half, 64, 128> X_U2_right;
-    TASSIGN(X_U2_right, 0x0);
-    TileAcc<float, 64, 128> X_U2;
-    TASSIGN(X_U2, 0x16000);
-    TileLeft<half, 64, 64> o_sum_2_part_left;
-    TASSIGN(o_sum_2_part_left, 0x8000);
-    TileRight<half, 64, 128> o_sum_2_part_right;
-    TASSIGN(o_sum_2_part_right, 0x8000);
-    TileAcc<float, 64, 128> o_sum_2_part;
-    TASSIGN(o_sum_2_part, 0x0);
-    L1Tile<half, 64, 16> T2_below_4_f16_next;
-    TASSIGN(T2_below_4_f16_next, 0x73400);
-    TileLeft<half, 64, 16> T2_rows_4_left_next;
-    TASSIGN(T2_rows_4_left_next, 0x0);
-    TileRight<half, 64, 16> T2_rows_4_right_next;
-    TASSIGN(T2_rows_4_right_next, 0x0);
-    TileAcc<float, 64, 16> T2_rows_4_next;
-    TASSIGN(T2_rows_4_next, 0x15000);
-    L1Tile<half, 64, 16> T2_rows_4_f16_next;
-    TASSIGN(T2_rows_4_f16_next, 0x73c00);
-    L1Tile<half, 64, 16> T2_diagonal_8_f16_in_next;
-    TASSIGN(T2_diagonal_8_f16_in_next, 0x74400);
-    TileLeft<half, 64, 16> T2_below_8_left_next;
-    TASSIGN(T2_below_8_left_next, 0x8000);
-    TileRight<half, 64, 16> T2_below_8_right_next;
-    TASSIGN(T2_below_8_right_next, 0x8000);
-    TileAcc<float, 64, 16> T2_below_8_next;
-    TASSIGN(T2_below_8_next, 0x8000);
-    L1Tile<half, 64, 16> T2_below_8_f16_next;
-    TASSIGN(T2_below_8_f16_next, 0x74c00);
-    TileLeft<half, 64, 16> T2_rows_8_left_next;
-    TASSIGN(T2_rows_8_left_next, 0x0);
-    TileRight<half, 64, 16> T2_rows_8_right_next;
-    TASSIGN(T2_rows_8_right_next, 0x0);
-    TileAcc<float, 64, 16> T2_rows_8_next;
-    TASSIGN(T2_rows_8_next, 0x15000);
-    L1Tile<half, 64, 16> T2_rows_8_f16_next;
-    TASSIGN(T2_rows_8_f16_next, 0x75400);
-    L1Tile<half, 64, 16> T2_diagonal_16_f16_in_next;
-    TASSIGN(T2_diagonal_16_f16_in_next, 0x75c00);
-    TileLeft<half, 64, 16> T2_below_16_left_next;
-    TASSIGN(T2_below_16_left_next, 0x8000);
-    TileRight<half, 64, 16> T2_below_16_right_next;
-    TASSIGN(T2_below_16_right_next, 0x8000);
-    TileAcc<float, 64, 16> T2_below_16_next;
-    TASSIGN(T2_below_16_next, 0x9000);
-    L1Tile<half, 64, 16> T2_below_16_f16_next;
-    TASSIGN(T2_below_16_f16_next, 0x76400);
-    TileLeft<half, 64, 16> T2_rows_16_left_next;
-    TASSIGN(T2_rows_16_left_next, 0x0);
-    TileRight<half, 64, 16> T2_rows_16_right_next;
-    TASSIGN(T2_rows_16_right_next, 0x0);
-    L1Tile<half, 64, 64> T2_blocks_16_next;
-    TASSIGN(T2_blocks_16_next, 0x52c00);
-    TileAcc<float, 32, 16> T2_below_32_next;
-    TASSIGN(T2_below_32_next, 0xa000);
-    L1Tile<half, 32, 16> T2_below_32_f16_next;
-    TASSIGN(T2_below_32_f16_next, 0x76c00);
-    TileRight<half, 32, 16> T2_corner_32_right_next;
-    TASSIGN(T2_corner_32_right_next, 0x0);
-    L1Tile<half, 64, 64> T2_blocks_32_next;
-    TASSIGN(T2_blocks_32_next, 0x52c00);
-    TileLeft<half, 32, 32> T2_below_64_left_next;
-    TASSIGN(T2_below_64_left_next, 0x8000);
-    TileRight<half, 32, 32> T2_below_64_right_next;
-    TASSIGN(T2_below_64_right_next, 0x8000);
-    TileAcc<float, 32, 32> T2_below_64_next;
-    TASSIGN(T2_below_64_next, 0xb000);
-    L1Tile<half, 32, 32> T2_below_64_f16_next;
-    TASSIGN(T2_below_64_f16_next, 0x77000);
-    TileLeft<half, 32, 32> T2_corner_64_left_next;
-    TASSIGN(T2_corner_64_left_next, 0x0);
-    TileRight<half, 32, 32> T2_corner_64_right_next;
-    TASSIGN(T2_corner_64_right_next, 0x0);
-    TileAcc<float, 32, 32> T2_corner_64_next;
-    TASSIGN(T2_corner_64_next, 0xc000);
-    L1Tile<half, 64, 64> T2_blocks_64_next;
-    TASSIGN(T2_blocks_64_next, 0x52c00);
-    TileLeft<half, 64, 64> T2_left_next;
-    TASSIGN(T2_left_next, 0x8000);
-    L1Tile<half, 64, 64> minus_identity_2_next;
-    TASSIGN(minus_identity_2_next, 0x77800);
-    TileRight<half, 64, 64> T2_right_next;
-    TASSIGN(T2_right_next, 0x8000);
-    TileAcc<float, 64, 64> T2_next;
-    TASSIGN(T2_next, 0xd000);
+    auto k2_k1T_D_X_left_next = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto k2_k1T_D_X_right_next = tile_at<TileRight<half, 64, 64>>(0x0);
+    auto k2_k1T_D_X_next = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto T2_strictly_lower_f16_in_next = tile_at<L1Tile<half, 64, 64>>(0x68200);
+    auto U2_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto U2_term_minus_A_Y_f16_in = tile_at<L1Tile<half, 64, 128>>(0x6a200);
+    auto U2_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto U2 = tile_at<TileAcc<float, 64, 128>>(0xc000);
+    auto U2_f16 = tile_at<L1Tile<half, 64, 128>>(0x6e200);
+    auto T2_diagonal_4_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x72200);
+    auto T2_below_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T2_rows_2_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x72a00);
+    auto T2_below_4_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T2_below_4_next = tile_at<TileAcc<float, 64, 16>>(0x14000);
+    auto identity_2_product_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_2_next = tile_at<L1Tile<half, 16, 16>>(0x73200);
+    auto identity_2_product_right_next = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_2_product_next = tile_at<TileAcc<float, 64, 16>>(0x15000);
+    auto X_U2_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto X_U2_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto X_U2 = tile_at<TileAcc<float, 64, 128>>(0x16000);
+    auto o_sum_2_part_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto o_sum_2_part_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto o_sum_2_part = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto T2_below_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x73400);
+    auto T2_rows_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T2_rows_4_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T2_rows_4_next = tile_at<TileAcc<float, 64, 16>>(0x15000);
+    auto T2_rows_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x73c00);
+    auto T2_diagonal_8_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x74400);
+    auto T2_below_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T2_below_8_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T2_below_8_next = tile_at<TileAcc<float, 64, 16>>(0x8000);
+    auto T2_below_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x74c00);
+    auto T2_rows_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T2_rows_8_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T2_rows_8_next = tile_at<TileAcc<float, 64, 16>>(0x15000);
+    auto T2_rows_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x75400);
+    auto T2_diagonal_16_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x75c00);
+    auto T2_below_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto T2_below_16_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto T2_below_16_next = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto T2_below_16_f16_next = tile_at<L1Tile<half, 64, 16>>(0x76400);
+    auto T2_rows_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto T2_rows_16_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto T2_blocks_16_next = tile_at<L1Tile<half, 64, 64>>(0x52c00);
+    auto T2_below_32_next = tile_at<TileAcc<float, 32, 16>>(0xa000);
+    auto T2_below_32_f16_next = tile_at<L1Tile<half, 32, 16>>(0x76c00);
+    auto T2_corner_32_right_next = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto T2_blocks_32_next = tile_at<L1Tile<half, 64, 64>>(0x52c00);
+    auto T2_below_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto T2_below_64_right_next = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto T2_below_64_next = tile_at<TileAcc<float, 32, 32>>(0xb000);
+    auto T2_below_64_f16_next = tile_at<L1Tile<half, 32, 32>>(0x77000);
+    auto T2_corner_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto T2_corner_64_right_next = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto T2_corner_64_next = tile_at<TileAcc<float, 32, 32>>(0xc000);
+    auto T2_blocks_64_next = tile_at<L1Tile<half, 64, 64>>(0x52c00);
+    auto T2_left_next = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto minus_identity_2_next = tile_at<L1Tile<half, 64, 64>>(0x77800);
+    auto T2_right_next = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto T2_next = tile_at<TileAcc<float, 64, 64>>(0xd000);
     L1Tile<half, 64, 64> T2_f16_next;
-    TileLeft<half, 64, 64> o_sum_part_left;
-    TASSIGN(o_sum_part_left, 0x0);
-    L1Tile<half, 64, 128> U1_f16_in;
-    TASSIGN(U1_f16_in, 0x79800);
-    TileRight<half, 64, 128> o_sum_part_right;
-    TASSIGN(o_sum_part_right, 0x0);
-    TileAcc<float, 64, 128> o_sum_part;
-    TASSIGN(o_sum_part, 0x11000);
-    TileLeft<half, 128, 64> S_sum_part_left;
-    TASSIGN(S_sum_part_left, 0x8000);
-    L1Tile<half, 64, 128> W_U1_f16_in;
-    TASSIGN(W_U1_f16_in, 0x1c000);
-    TileRight<half, 64, 128> S_sum_part_right;
-    TASSIGN(S_sum_part_right, 0x8000);
-    TileAcc<float, 128, 128> S_sum_part;
-    TASSIGN(S_sum_part, 0x0);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x0);
-    L1Tile<half, 64, 128> W_U2_f16_in;
-    TASSIGN(W_U2_f16_in, 0x20000);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x0);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x10000);
+    auto o_sum_part_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto U1_f16_in = tile_at<L1Tile<half, 64, 128>>(0x79800);
+    auto o_sum_part_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto o_sum_part = tile_at<TileAcc<float, 64, 128>>(0x11000);
+    auto S_sum_part_left = tile_at<TileLeft<half, 128, 64>>(0x8000);
+    auto W_U1_f16_in = tile_at<L1Tile<half, 64, 128>>(0x1c000);
+    auto S_sum_part_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto S_sum_part = tile_at<TileAcc<float, 128, 128>>(0x0);
+    auto S_next_part_left = tile_at<TileLeft<half, 128, 64>>(0x0);
+    auto W_U2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x20000);
+    auto S_next_part_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto S_next_part = tile_at<TileAcc<float, 128, 128>>(0x10000);
     L1Tile<half, 64, 64> q_k1T_D_f16_in_next;
     L1Tile<half, 64, 64> q_k2T_D_f16_in_next;
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -986,10 +749,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
-        L1Part<half, 64, 128> k1_raw_first(rows_next, 128);
-        TASSIGN(k1_raw_first, 0x0);
-        auto k1_raw_first_from = view(k1_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(k1_raw_first, k1_raw_first_from);
+        auto k1_raw_first = tile_at<L1Part<half, 64, 128>>(0x0, rows_next, 128);
+        if (rows_next > 0) TLOAD(k1_raw_first, view(k1_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(k1_raw_first, k1_raw_first);
         }
@@ -1009,18 +770,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k1_k1T_left_first -> k2_k1T_left_first
         if (rows_next > 0) TEXPANDS(T1_zeros_first, 0.0f);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k1_k1T_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k1_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k1_k1T_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k1_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64), k1_k1T_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k1T_channel -> k1_k1T_in_first
         if (rows_next > 0) TEXTRACT(k1_k2T_left_first, k1_first, 0, 0);
-        L1Part<half, 64, 128> k2_raw_first(rows_next, 128);
-        TASSIGN(k2_raw_first, 0xa000);
-        auto k2_raw_first_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(k2_raw_first, k2_raw_first_from);
+        auto k2_raw_first = tile_at<L1Part<half, 64, 128>>(0xa000, rows_next, 128);
+        if (rows_next > 0) TLOAD(k2_raw_first, view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(k2_raw_first, k2_raw_first);
         }
@@ -1038,12 +792,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_k2T_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k1_k2T_left_first -> k2_k2T_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_k2T_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k1_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k1_k2T_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k1_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64), k1_k2T_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k2T_channel -> k1_k2T_in_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k1_k1T_left_first -> k2_k1T_left_first
         if (rows_next > 0) TEXTRACT(k2_k1T_left_first, k2_first, 0, 0);
@@ -1061,12 +810,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
         if (rows_next > 0) TEXPANDS(T2_zeros_first, 0.0f);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k2_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k2_k1T_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k2_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64), k2_k1T_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_channel -> k2_k1T_in_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // k1_k2T_left_first -> k2_k2T_left_first
         if (rows_next > 0) TEXTRACT(k2_k2T_left_first, k2_first, 0, 0);
@@ -1081,17 +825,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> T1_below_4_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k2_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k2_k2T_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k2_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64), k2_k2T_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k2T_channel -> k2_k2T_in_first
-        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
-        TASSIGN(q_raw_first, 0x14000);
-        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
+        auto q_raw_first = tile_at<L1Part<half, 64, 128>>(0x14000, rows_next, 128);
+        if (rows_next > 0) TLOAD(q_raw_first, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
@@ -1111,65 +848,30 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_rows_2_identity_left_first
         wait_flag_dev(1);  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T1_strictly_lower_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T1_strictly_lower_f16_in_first, view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
         wait_flag_dev(1);  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(T1_diagonal_4_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T1_diagonal_4_f16_in_first, view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_diagonal_4_f16_in_first -> T1_below_4_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T1_diagonal_4_f16_in_first -> T1_below_4_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k2_k2T_left_first -> T1_below_4_left_first
         if (rows_next > 0) TEXTRACT(T1_below_4_left_first, T1_diagonal_4_f16_in_first, 0, 0);
         wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(T1_rows_2_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T1_rows_2_f16_in_first, view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_rows_2_f16_in_first -> T1_below_4_right_first
         if (rows_next > 0) TEXTRACT(T1_below_4_right_first, T1_rows_2_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_4_right_first -> T1_below_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_4_right_first -> T1_below_4_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T1_below_4_first_out;
-                TASSIGN(T1_below_4_first_out, 0x14000 + i * 64);
-                TileLeft<half, 16, 16> T1_below_4_first_left;
-                TASSIGN(T1_below_4_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> T1_below_4_first_right;
-                TASSIGN(T1_below_4_first_right, 0x8000 + i * 32);
-                TMATMUL(T1_below_4_first_out, T1_below_4_first_left, T1_below_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0x14000, 0x8000, 0x8000);  // T1_below_4_first
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // T1_below_4_left_first -> q_k2T_left_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_below_4_first -> T1_below_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_k1T_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_k1T_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_k1T_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k1T_channel -> q_k1T_in_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_k1T_left_first -> T1_rows_2_identity_left_first
         if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_first, T1_rows_2_f16_in_first, 0, 0);
-        if (rows_next > 0) {
-            {
-                auto from = view(identity_float16_16_gm, 16, 16, 16);
-                TLOAD(identity_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(identity_first, view(identity_float16_16_gm, 16, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // identity_first -> T1_rows_2_identity_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // identity_first -> T1_rows_2_identity_right_first
         if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_first, identity_first, 0, 0);
@@ -1200,36 +902,16 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_rows_4_right_first -> T1_rows_4_first
         // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T1_rows_4_first_out;
-                TASSIGN(T1_rows_4_first_out, 0x15000 + i * 64);
-                TileLeft<half, 16, 16> T1_rows_4_first_left;
-                TASSIGN(T1_rows_4_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> T1_rows_4_first_right;
-                TASSIGN(T1_rows_4_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(T1_rows_4_first_out, T1_rows_4_first_out, T1_rows_4_first_left, T1_rows_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x15000, 0x0, 0x0);  // T1_rows_4_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_k2T_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_k2T_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k2T_channel -> q_k2T_in_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_rows_4_first -> T1_rows_4_f16_first
         if (rows_next > 0) TMOV(T1_rows_4_f16_first, T1_rows_4_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_4_f16_first -> T1_below_8_right_first
         wait_flag_dev(1);  // T1_diagonal_8_f16_channel -> T1_diagonal_8_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(T1_diagonal_8_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T1_diagonal_8_f16_in_first, view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_diagonal_8_f16_in_first -> T1_below_8_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T1_diagonal_8_f16_in_first -> T1_below_8_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_k2T_left_first -> T1_below_8_left_first
@@ -1238,17 +920,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TEXTRACT(T1_below_8_right_first, T1_rows_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_8_right_first -> T1_below_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T1_below_8_first_out;
-                TASSIGN(T1_below_8_first_out, 0x1a000 + i * 64);
-                TileLeft<half, 16, 16> T1_below_8_first_left;
-                TASSIGN(T1_below_8_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> T1_below_8_first_right;
-                TASSIGN(T1_below_8_first_right, 0x8000 + i * 32);
-                TMATMUL(T1_below_8_first_out, T1_below_8_first_left, T1_below_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0x1a000, 0x8000, 0x8000);  // T1_below_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T1_below_8_first -> T1_below_8_f16_first
         if (rows_next > 0) TMOV(T1_below_8_f16_first, T1_below_8_first);
@@ -1258,28 +930,13 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TEXTRACT(T1_rows_8_right_first, T1_below_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_rows_8_right_first -> T1_rows_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T1_rows_8_first_out;
-                TASSIGN(T1_rows_8_first_out, 0x15000 + i * 64);
-                TileLeft<half, 16, 16> T1_rows_8_first_left;
-                TASSIGN(T1_rows_8_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> T1_rows_8_first_right;
-                TASSIGN(T1_rows_8_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(T1_rows_8_first_out, T1_rows_8_first_out, T1_rows_8_first_left, T1_rows_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x15000, 0x0, 0x0);  // T1_rows_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_8_first -> T1_rows_8_f16_first
         if (rows_next > 0) TMOV(T1_rows_8_f16_first, T1_rows_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_rows_8_f16_first -> T1_below_16_right_first
         wait_flag_dev(1);  // T1_diagonal_16_f16_channel -> T1_diagonal_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(T1_diagonal_16_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T1_diagonal_16_f16_in_first, view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_diagonal_16_f16_in_first -> T1_below_16_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // T1_diagonal_16_f16_in_first -> T1_below_16_left_first
         if (rows_next > 0) TEXTRACT(T1_below_16_left_first, T1_diagonal_16_f16_in_first, 0, 0);
@@ -1287,17 +944,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TEXTRACT(T1_below_16_right_first, T1_rows_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_below_16_right_first -> T1_below_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T1_below_16_first_out;
-                TASSIGN(T1_below_16_first_out, 0x1b000 + i * 64);
-                TileLeft<half, 16, 16> T1_below_16_first_left;
-                TASSIGN(T1_below_16_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> T1_below_16_first_right;
-                TASSIGN(T1_below_16_first_right, 0x8000 + i * 32);
-                TMATMUL(T1_below_16_first_out, T1_below_16_first_left, T1_below_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0x1b000, 0x8000, 0x8000);  // T1_below_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_16_first -> T1_below_16_f16_first
         if (rows_next > 0) TMOV(T1_below_16_f16_first, T1_below_16_first);
@@ -1307,94 +954,30 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TEXTRACT(T1_rows_16_right_first, T1_below_16_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T1_rows_16_right_first -> T1_rows_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T1_rows_16_first_out;
-                TASSIGN(T1_rows_16_first_out, 0x15000 + i * 64);
-                TileLeft<half, 16, 16> T1_rows_16_first_left;
-                TASSIGN(T1_rows_16_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> T1_rows_16_first_right;
-                TASSIGN(T1_rows_16_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(T1_rows_16_first_out, T1_rows_16_first_out, T1_rows_16_first_left, T1_rows_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x15000, 0x0, 0x0);  // T1_rows_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_16_first -> T1_blocks_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 4; ++i) {
-                TileAcc<float, 16, 16> T1_blocks_16_first_from;
-                TASSIGN(T1_blocks_16_first_from, 0x15000 + i * 1024);
-                L1Tile<half, 16, 16> T1_blocks_16_first_to;
-                TASSIGN(T1_blocks_16_first_to, 0x8000 + i * 2560);
-                TMOV(T1_blocks_16_first_to, T1_blocks_16_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 64, 4>(T1_blocks_16_first, 0x8000, 2560, 0x15000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> T1_below_32_left_first_block;
-                TASSIGN(T1_below_32_left_first_block, 0x8000 + i * 512);
-                TEXTRACT(T1_below_32_left_first_block, T1_strictly_lower_f16_in_first, 16 + i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, T1_strictly_lower_f16_in_first, 16, 0, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_16_first -> T1_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileRight<half, 16, 16> T1_below_32_right_first_block;
-                TASSIGN(T1_below_32_right_first_block, 0x8000 + i * 512);
-                TEXTRACT(T1_below_32_right_first_block, T1_blocks_16_first, i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, T1_blocks_16_first, 0, 0, 32, 32);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_below_32_right_first -> T1_below_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> T1_below_32_first_out;
-                TASSIGN(T1_below_32_first_out, 0x1c000 + i * 64);
-                TileLeft<half, 16, 16> T1_below_32_first_left;
-                TASSIGN(T1_below_32_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> T1_below_32_first_right;
-                TASSIGN(T1_below_32_first_right, 0x8000 + i * 32);
-                TMATMUL(T1_below_32_first_out, T1_below_32_first_left, T1_below_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0x1c000, 0x8000, 0x8000);  // T1_below_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_32_first -> T1_below_32_f16_first
         if (rows_next > 0) TMOV(T1_below_32_f16_first, T1_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> T1_corner_32_left_first_block;
-                TASSIGN(T1_corner_32_left_first_block, 0x0 + i * 512);
-                TEXTRACT(T1_corner_32_left_first_block, T1_blocks_16_first, 16 + i * 32, 16 + i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, T1_blocks_16_first, 16, 16, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_32_f16_first -> T1_corner_32_right_first
         if (rows_next > 0) TEXTRACT(T1_corner_32_right_first, T1_below_32_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_corner_32_right_first -> T1_corner_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_corner_32_right_first -> T1_corner_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> T1_corner_32_first_out;
-                TASSIGN(T1_corner_32_first_out, 0x1c800 + i * 64);
-                TileLeft<half, 16, 16> T1_corner_32_first_left;
-                TASSIGN(T1_corner_32_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> T1_corner_32_first_right;
-                TASSIGN(T1_corner_32_first_right, 0x0 + i * 32);
-                TMATMUL(T1_corner_32_first_out, T1_corner_32_first_left, T1_corner_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0x1c800, 0x0, 0x0);  // T1_corner_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_corner_32_first -> T1_blocks_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileAcc<float, 16, 16> T1_blocks_32_first_from;
-                TASSIGN(T1_blocks_32_first_from, 0x1c800 + i * 1024);
-                L1Tile<half, 16, 16> T1_blocks_32_first_to;
-                TASSIGN(T1_blocks_32_first_to, 0x8200 + i * 5120);
-                TMOV(T1_blocks_32_first_to, T1_blocks_32_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 32, 2>(T1_blocks_32_first, 0x8200, 5120, 0x1c800);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_32_first -> T1_below_64_right_first
         if (rows_next > 0) TEXTRACT(T1_below_64_left_first, T1_strictly_lower_f16_in_first, 32, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_32_first -> T1_below_64_right_first
@@ -1414,24 +997,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMATMUL(T1_corner_64_first, T1_corner_64_left_first, T1_corner_64_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_64_first -> T1_blocks_64_first
-        if (rows_next > 0) {
-            for (int64_t j = 0; j < 2; ++j) {
-                TileAcc<float, 32, 16> T1_blocks_64_first_from;
-                TASSIGN(T1_blocks_64_first_from, 0x1e000 + j * 2048);
-                L1Tile<half, 32, 16> T1_blocks_64_first_to;
-                TASSIGN(T1_blocks_64_first_to, 0x8400 + j * 2048);
-                TMOV(T1_blocks_64_first_to, T1_blocks_64_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<32, 32, 1>(T1_blocks_64_first, 0x8400, 0, 0x1e000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_blocks_64_first -> T1_left_first
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_blocks_64_first -> T1_left_first
         if (rows_next > 0) TEXTRACT(T1_left_first, T1_blocks_64_first, 0, 0);
-        if (rows_next > 0) {
-            {
-                auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                TLOAD(minus_identity_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(minus_identity_first, view(minus_identity_float16_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_identity_first -> T1_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // minus_identity_first -> T1_right_first
         if (rows_next > 0) TEXTRACT(T1_right_first, minus_identity_first, 0, 0);
@@ -1445,12 +1015,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T1_f16_first -> X_left_first
         if (rows_next > 0) TEXTRACT(X_left_first, T1_f16_first, 0, 0);
         wait_flag_dev(1);  // operand_of_X_f16_channel -> operand_of_X_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(operand_of_X_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(operand_of_X_f16_in_first, view(operand_of_X_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_X_f16_in_first -> X_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_X_f16_in_first -> X_right_first
         if (rows_next > 0) TEXTRACT(X_right_first, operand_of_X_f16_in_first, 0, 0);
@@ -1462,12 +1027,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // X_first -> X_f16_first
         if (rows_next > 0) TMOV(X_f16_first, X_first);
         wait_flag_dev(1);  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(k2_k1T_D_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k2_k1T_D_f16_in_first, view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         pipe_barrier(PIPE_ALL);
         if (rows_next > 0) TEXTRACT(k2_k1T_D_X_left_first, k2_k1T_D_f16_in_first, 0, 0);
         if (rows_next > 0) TEXTRACT(k2_k1T_D_X_right_first, X_f16_first, 0, 0);
@@ -1477,65 +1037,30 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMATMUL(k2_k1T_D_X_first, k2_k1T_D_X_left_first, k2_k1T_D_X_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_D_X_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_k1T_D_X_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k2_k1T_D_X_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096, 64, 64, 64), k2_k1T_D_X_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_first
         wait_flag_dev(1);  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(T2_strictly_lower_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T2_strictly_lower_f16_in_first, view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         wait_flag_dev(1);  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(T2_diagonal_4_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T2_diagonal_4_f16_in_first, view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_diagonal_4_f16_in_first -> T2_below_4_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // T2_diagonal_4_f16_in_first -> T2_below_4_left_first
         if (rows_next > 0) TEXTRACT(T2_below_4_left_first, T2_diagonal_4_f16_in_first, 0, 0);
         wait_flag_dev(1);  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(T2_rows_2_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T2_rows_2_f16_in_first, view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // T2_rows_2_f16_in_first -> T2_below_4_right_first
         if (rows_next > 0) TEXTRACT(T2_below_4_right_first, T2_rows_2_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_first -> T2_below_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_below_4_right_first -> T2_below_4_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T2_below_4_first_out;
-                TASSIGN(T2_below_4_first_out, 0xc000 + i * 64);
-                TileLeft<half, 16, 16> T2_below_4_first_left;
-                TASSIGN(T2_below_4_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> T2_below_4_first_right;
-                TASSIGN(T2_below_4_first_right, 0x0 + i * 32);
-                TMATMUL(T2_below_4_first_out, T2_below_4_first_left, T2_below_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0xc000, 0x0, 0x0);  // T2_below_4_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_4_first -> T2_below_4_f16_first
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // T2_below_4_left_first -> T2_rows_4_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_4_first -> T2_below_4_f16_first
         if (rows_next > 0) TMOV(T2_below_4_f16_first, T2_below_4_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_first -> T2_rows_4_right_first
         if (rows_next > 0) TEXTRACT(identity_2_product_left_first, T2_rows_2_f16_in_first, 0, 0);
-        if (rows_next > 0) {
-            {
-                auto from = view(identity_float16_16_gm, 16, 16, 16);
-                TLOAD(identity_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(identity_2_first, view(identity_float16_16_gm, 16, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // identity_2_first -> identity_2_product_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // identity_2_first -> identity_2_product_right_first
         if (rows_next > 0) TEXTRACT(identity_2_product_right_first, identity_2_first, 0, 0);
@@ -1549,28 +1074,13 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TEXTRACT(T2_rows_4_right_first, T2_below_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_first -> T2_rows_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_first -> T2_rows_4_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T2_rows_4_first_out;
-                TASSIGN(T2_rows_4_first_out, 0xd000 + i * 64);
-                TileLeft<half, 16, 16> T2_rows_4_first_left;
-                TASSIGN(T2_rows_4_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> T2_rows_4_first_right;
-                TASSIGN(T2_rows_4_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(T2_rows_4_first_out, T2_rows_4_first_out, T2_rows_4_first_left, T2_rows_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0xd000, 0x0, 0x0);  // T2_rows_4_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_4_first -> T2_rows_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_4_first -> T2_rows_4_f16_first
         if (rows_next > 0) TMOV(T2_rows_4_f16_first, T2_rows_4_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_first -> T2_below_8_right_first
         wait_flag_dev(1);  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(T2_diagonal_8_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T2_diagonal_8_f16_in_first, view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_8_f16_in_first -> T2_below_8_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_8_f16_in_first -> T2_below_8_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_2_product_left_first -> T2_below_8_left_first
@@ -1579,17 +1089,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TEXTRACT(T2_below_8_right_first, T2_rows_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_first -> T2_below_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_first -> T2_below_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T2_below_8_first_out;
-                TASSIGN(T2_below_8_first_out, 0xe000 + i * 64);
-                TileLeft<half, 16, 16> T2_below_8_first_left;
-                TASSIGN(T2_below_8_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> T2_below_8_first_right;
-                TASSIGN(T2_below_8_first_right, 0x8000 + i * 32);
-                TMATMUL(T2_below_8_first_out, T2_below_8_first_left, T2_below_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0xe000, 0x8000, 0x8000);  // T2_below_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_8_first -> T2_below_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_8_first -> T2_below_8_f16_first
         if (rows_next > 0) TMOV(T2_below_8_f16_first, T2_below_8_first);
@@ -1599,28 +1099,13 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TEXTRACT(T2_rows_8_right_first, T2_below_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_first -> T2_rows_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_first -> T2_rows_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T2_rows_8_first_out;
-                TASSIGN(T2_rows_8_first_out, 0xd000 + i * 64);
-                TileLeft<half, 16, 16> T2_rows_8_first_left;
-                TASSIGN(T2_rows_8_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> T2_rows_8_first_right;
-                TASSIGN(T2_rows_8_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(T2_rows_8_first_out, T2_rows_8_first_out, T2_rows_8_first_left, T2_rows_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0xd000, 0x0, 0x0);  // T2_rows_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_rows_8_first -> T2_rows_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_rows_8_first -> T2_rows_8_f16_first
         if (rows_next > 0) TMOV(T2_rows_8_f16_first, T2_rows_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_first -> T2_below_16_right_first
         wait_flag_dev(1);  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(T2_diagonal_16_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(T2_diagonal_16_f16_in_first, view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_diagonal_16_f16_in_first -> T2_below_16_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_diagonal_16_f16_in_first -> T2_below_16_left_first
         if (rows_next > 0) TEXTRACT(T2_below_16_left_first, T2_diagonal_16_f16_in_first, 0, 0);
@@ -1628,17 +1113,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TEXTRACT(T2_below_16_right_first, T2_rows_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_first -> T2_below_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_first -> T2_below_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T2_below_16_first_out;
-                TASSIGN(T2_below_16_first_out, 0xf000 + i * 64);
-                TileLeft<half, 16, 16> T2_below_16_first_left;
-                TASSIGN(T2_below_16_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> T2_below_16_first_right;
-                TASSIGN(T2_below_16_first_right, 0x8000 + i * 32);
-                TMATMUL(T2_below_16_first_out, T2_below_16_first_left, T2_below_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0xf000, 0x8000, 0x8000);  // T2_below_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_16_first -> T2_below_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T2_below_16_first -> T2_below_16_f16_first
         if (rows_next > 0) TMOV(T2_below_16_f16_first, T2_below_16_first);
@@ -1648,94 +1123,30 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TEXTRACT(T2_rows_16_right_first, T2_below_16_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_first -> T2_rows_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_first -> T2_rows_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> T2_rows_16_first_out;
-                TASSIGN(T2_rows_16_first_out, 0xd000 + i * 64);
-                TileLeft<half, 16, 16> T2_rows_16_first_left;
-                TASSIGN(T2_rows_16_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> T2_rows_16_first_right;
-                TASSIGN(T2_rows_16_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(T2_rows_16_first_out, T2_rows_16_first_out, T2_rows_16_first_left, T2_rows_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0xd000, 0x0, 0x0);  // T2_rows_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_16_first -> T2_blocks_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 4; ++i) {
-                TileAcc<float, 16, 16> T2_blocks_16_first_from;
-                TASSIGN(T2_blocks_16_first_from, 0xd000 + i * 1024);
-                L1Tile<half, 16, 16> T2_blocks_16_first_to;
-                TASSIGN(T2_blocks_16_first_to, 0x12000 + i * 2560);
-                TMOV(T2_blocks_16_first_to, T2_blocks_16_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 64, 4>(T2_blocks_16_first, 0x12000, 2560, 0xd000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> T2_below_32_left_first_block;
-                TASSIGN(T2_below_32_left_first_block, 0x8000 + i * 512);
-                TEXTRACT(T2_below_32_left_first_block, T2_strictly_lower_f16_in_first, 16 + i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, T2_strictly_lower_f16_in_first, 16, 0, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_first -> T2_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileRight<half, 16, 16> T2_below_32_right_first_block;
-                TASSIGN(T2_below_32_right_first_block, 0x8000 + i * 512);
-                TEXTRACT(T2_below_32_right_first_block, T2_blocks_16_first, i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, T2_blocks_16_first, 0, 0, 32, 32);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_first -> T2_below_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_first -> T2_below_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> T2_below_32_first_out;
-                TASSIGN(T2_below_32_first_out, 0x10000 + i * 64);
-                TileLeft<half, 16, 16> T2_below_32_first_left;
-                TASSIGN(T2_below_32_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> T2_below_32_first_right;
-                TASSIGN(T2_below_32_first_right, 0x8000 + i * 32);
-                TMATMUL(T2_below_32_first_out, T2_below_32_first_left, T2_below_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0x10000, 0x8000, 0x8000);  // T2_below_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_32_first -> T2_below_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_32_first -> T2_below_32_f16_first
         if (rows_next > 0) TMOV(T2_below_32_f16_first, T2_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> T2_corner_32_left_first_block;
-                TASSIGN(T2_corner_32_left_first_block, 0x0 + i * 512);
-                TEXTRACT(T2_corner_32_left_first_block, T2_blocks_16_first, 16 + i * 32, 16 + i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, T2_blocks_16_first, 16, 16, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_first -> T2_corner_32_right_first
         if (rows_next > 0) TEXTRACT(T2_corner_32_right_first, T2_below_32_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_first -> T2_corner_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_first -> T2_corner_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> T2_corner_32_first_out;
-                TASSIGN(T2_corner_32_first_out, 0x10800 + i * 64);
-                TileLeft<half, 16, 16> T2_corner_32_first_left;
-                TASSIGN(T2_corner_32_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> T2_corner_32_first_right;
-                TASSIGN(T2_corner_32_first_right, 0x0 + i * 32);
-                TMATMUL(T2_corner_32_first_out, T2_corner_32_first_left, T2_corner_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0x10800, 0x0, 0x0);  // T2_corner_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_corner_32_first -> T2_blocks_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileAcc<float, 16, 16> T2_blocks_32_first_from;
-                TASSIGN(T2_blocks_32_first_from, 0x10800 + i * 1024);
-                L1Tile<half, 16, 16> T2_blocks_32_first_to;
-                TASSIGN(T2_blocks_32_first_to, 0x12200 + i * 5120);
-                TMOV(T2_blocks_32_first_to, T2_blocks_32_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 32, 2>(T2_blocks_32_first, 0x12200, 5120, 0x10800);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_first -> T2_below_64_right_first
         if (rows_next > 0) TEXTRACT(T2_below_64_left_first, T2_strictly_lower_f16_in_first, 32, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_first -> T2_below_64_right_first
@@ -1755,24 +1166,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TMATMUL(T2_corner_64_first, T2_corner_64_left_first, T2_corner_64_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_corner_64_first -> T2_blocks_64_first
-        if (rows_next > 0) {
-            for (int64_t j = 0; j < 2; ++j) {
-                TileAcc<float, 32, 16> T2_blocks_64_first_from;
-                TASSIGN(T2_blocks_64_first_from, 0x12000 + j * 2048);
-                L1Tile<half, 32, 16> T2_blocks_64_first_to;
-                TASSIGN(T2_blocks_64_first_to, 0x12400 + j * 2048);
-                TMOV(T2_blocks_64_first_to, T2_blocks_64_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<32, 32, 1>(T2_blocks_64_first, 0x12400, 0, 0x12000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_first -> T2_left_first
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_first -> T2_left_first
         if (rows_next > 0) TEXTRACT(T2_left_first, T2_blocks_64_first, 0, 0);
-        if (rows_next > 0) {
-            {
-                auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                TLOAD(minus_identity_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(minus_identity_2_first, view(minus_identity_float16_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_identity_2_first -> T2_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_identity_2_first -> T2_right_first
         if (rows_next > 0) TEXTRACT(T2_right_first, minus_identity_2_first, 0, 0);
@@ -1782,18 +1180,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_first -> T2_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_first -> T2_f16_first
         if (rows_next > 0) TMOV(T2_f16_first, T2_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_k1T_D_f16_in_first, from);
-            }
-        }
-        if (rows_next > 0) {
-            {
-                auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_k2T_D_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_k1T_D_f16_in_first, view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
+        if (rows_next > 0) TLOAD(q_k2T_D_f16_in_first, view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
@@ -1820,10 +1208,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TASSIGN(q_k1T_D_f16_in_next, 0x40c00 + (c + 1) % 2 * 8192);
             TASSIGN(q_k2T_D_f16_in_next, 0x44c00 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
-            L1Part<half, 64, 128> k1_raw_next(rows_next, 128);
-            TASSIGN(k1_raw_next, 0x0 + (c + 1) % 2 * 16384);
-            auto k1_raw_next_from = view(k1_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(k1_raw_next, k1_raw_next_from);
+            auto k1_raw_next = tile_at<L1Part<half, 64, 128>>(0x0 + (c + 1) % 2 * 16384, rows_next, 128);
+            if (rows_next > 0) TLOAD(k1_raw_next, view(k1_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k1_raw_next, k1_raw_next);
             }
@@ -1845,19 +1231,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k1T_left_next -> k2_k1T_left_next
             if (rows_next > 0) TEXPANDS(T1_zeros_next, 0.0f);
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k1_k1T_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k1_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k1_k1T_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k1_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64), k1_k1T_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k1T_channel -> k1_k1T_in_next
             if (rows_next > 0) TEXTRACT(k1_k2T_left_next, k1_next, 0, 0);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
-            L1Part<half, 64, 128> k2_raw_next(rows_next, 128);
-            TASSIGN(k2_raw_next, 0xa000 + (c + 1) % 2 * 16384);
-            auto k2_raw_next_from = view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(k2_raw_next, k2_raw_next_from);
+            auto k2_raw_next = tile_at<L1Part<half, 64, 128>>(0xa000 + (c + 1) % 2 * 16384, rows_next, 128);
+            if (rows_next > 0) TLOAD(k2_raw_next, view(k2_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k2_raw_next, k2_raw_next);
             }
@@ -1875,12 +1254,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_k2T_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k1_k2T_left_next -> k1_S_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k1_k2T_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k1_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k1_k2T_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k1_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64), k1_k2T_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_k2T_channel -> k1_k2T_in_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k1_k1T_left_next -> k2_k1T_left_next
             if (rows_next > 0) TEXTRACT(k2_k1T_left_next, k2_next, 0, 0);
@@ -1898,10 +1272,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // k1_k2T_left_next -> k1_S_left
             TEXTRACT(k1_S_left, k1, 0, 0);
             wait_flag_dev(1);  // S_f16_channel -> S_f16_in
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
+            TLOAD(S_f16_in, view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k1_S_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> k1_S_right
             TEXTRACT(k1_S_right, S_f16_in, 0, 0);
@@ -1912,21 +1283,13 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k1_S_left -> k2_k2T_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k2_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k2_k1T_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k2_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64), k2_k1T_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_channel -> k2_k1T_in_next
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // k2_k1T_next -> q_k1T_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
             if (rows_next > 0) TEXPANDS(T2_zeros_next, 0.0f);
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k1_S -> store
-            {
-                auto to = view(k1_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, k1_S);
-            }
+            TSTORE(view(k1_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), k1_S);
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // k1_S -> q_k2T_next
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k1_S_channel -> k1_S_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k2_k1T_left_next -> k2_S_left
@@ -1939,12 +1302,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k2_S_left -> q_S_left
             wait_flag_dev(1);  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T1_strictly_lower_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T1_strictly_lower_f16_in_next, view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // k1_S_left -> k2_k2T_left_next
             if (rows_next > 0) TEXTRACT(k2_k2T_left_next, k2_next, 0, 0);
@@ -1960,10 +1318,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k2_k2T_left_next -> q_k1T_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k2_S -> store
-            {
-                auto to = view(k2_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, k2_S);
-            }
+            TSTORE(view(k2_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), k2_S);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_S_channel -> k2_S_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // k2_S -> Y
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // k2_S_left -> q_S_left
@@ -1976,23 +1331,13 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_S_left -> q_k2T_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k2_k2T_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k2_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k2_k2T_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k2_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64), k2_k2T_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k2T_channel -> k2_k2T_in_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
-            {
-                auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, q_S);
-            }
+            TSTORE(view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), q_S);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
-            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
-            TASSIGN(q_raw_next, 0x14000 + (c + 1) % 2 * 16384);
-            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
+            auto q_raw_next = tile_at<L1Part<half, 64, 128>>(0x14000 + (c + 1) % 2 * 16384, rows_next, 128);
+            if (rows_next > 0) TLOAD(q_raw_next, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
@@ -2025,65 +1370,30 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_2_identity_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_k1T_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_k1T_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_k1T_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_k1T_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k1T_channel -> q_k1T_in_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_k2T_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_k2T_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_k2T_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_k2T_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_k2T_channel -> q_k2T_in_next
             wait_flag_dev(1);  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(T1_diagonal_4_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T1_diagonal_4_f16_in_next, view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_diagonal_4_f16_in_next -> T1_below_4_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // T1_diagonal_4_f16_in_next -> T1_below_4_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_k1T_left_next -> T1_below_4_left_next
             if (rows_next > 0) TEXTRACT(T1_below_4_left_next, T1_diagonal_4_f16_in_next, 0, 0);
             wait_flag_dev(1);  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(T1_rows_2_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T1_rows_2_f16_in_next, view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T1_rows_2_f16_in_next -> T1_below_4_right_next
             if (rows_next > 0) TEXTRACT(T1_below_4_right_next, T1_rows_2_f16_in_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_4_right_next -> T1_below_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_below_4_right_next -> T1_below_4_next
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T1_below_4_next_out;
-                    TASSIGN(T1_below_4_next_out, 0x8000 + i * 64);
-                    TileLeft<half, 16, 16> T1_below_4_next_left;
-                    TASSIGN(T1_below_4_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> T1_below_4_next_right;
-                    TASSIGN(T1_below_4_next_right, 0x8000 + i * 32);
-                    TMATMUL(T1_below_4_next_out, T1_below_4_next_left, T1_below_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x8000, 0x8000, 0x8000);  // T1_below_4_next
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T1_below_4_left_next -> Y_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_k2T_left_next -> T1_rows_2_identity_left_next
             if (rows_next > 0) TEXTRACT(T1_rows_2_identity_left_next, T1_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) {
-                {
-                    auto from = view(identity_float16_16_gm, 16, 16, 16);
-                    TLOAD(identity_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(identity_next, view(identity_float16_16_gm, 16, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity_next -> T1_rows_2_identity_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity_next -> T1_rows_2_identity_right_next
             if (rows_next > 0) TEXTRACT(T1_rows_2_identity_right_next, identity_next, 0, 0);
@@ -2094,10 +1404,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // T1_below_4_left_next -> Y_left
             TEXTRACT(Y_left, T1_f16, 0, 0);
             wait_flag_dev(1);  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
-            {
-                auto from = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(beta1_Y_difference_f16_in, from);
-            }
+            TLOAD(beta1_Y_difference_f16_in, view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // beta1_Y_difference_f16_in -> Y_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // beta1_Y_difference_f16_in -> Y_right
             TEXTRACT(Y_right, beta1_Y_difference_f16_in, 0, 0);
@@ -2119,15 +1426,9 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
             TMATMUL(k2_k1T_D_Y, k2_k1T_D_Y_left, k2_k1T_D_Y_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_D_Y -> store
-            {
-                auto to = view(Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, Y);
-            }
+            TSTORE(view(Y_channel_gm + get_block_idx() * 8192, 64, 128, 128), Y);
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k2_k1T_D_Y -> store
-            {
-                auto to = view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, k2_k1T_D_Y);
-            }
+            TSTORE(view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192, 64, 128, 128), k2_k1T_D_Y);
             if (rows_next > 0) TMOV(T1_below_4_f16_next, T1_below_4_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T1_below_4_f16_next -> T1_rows_4_right_next
             if (rows_next > 0) TEXTRACT(T1_rows_4_left_next, T1_rows_2_f16_in_next, 0, 0);
@@ -2136,27 +1437,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_4_right_next -> T1_rows_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // T1_rows_4_right_next -> T1_rows_4_next
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T1_rows_4_next_out;
-                    TASSIGN(T1_rows_4_next_out, 0x9000 + i * 64);
-                    TileLeft<half, 16, 16> T1_rows_4_next_left;
-                    TASSIGN(T1_rows_4_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> T1_rows_4_next_right;
-                    TASSIGN(T1_rows_4_next_right, 0x8000 + i * 32);
-                    TMATMUL_ACC(T1_rows_4_next_out, T1_rows_4_next_out, T1_rows_4_next_left, T1_rows_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x9000, 0x8000, 0x8000);  // T1_rows_4_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_4_next -> T1_rows_4_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_rows_4_next -> T1_rows_4_f16_next
             if (rows_next > 0) TMOV(T1_rows_4_f16_next, T1_rows_4_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_rows_4_f16_next -> T1_below_8_right_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(T1_diagonal_8_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T1_diagonal_8_f16_in_next, view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T1_diagonal_8_f16_in_next -> T1_below_8_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T1_diagonal_8_f16_in_next -> T1_below_8_left_next
             if (rows_next > 0) TEXTRACT(T1_below_8_left_next, T1_diagonal_8_f16_in_next, 0, 0);
@@ -2164,17 +1450,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TEXTRACT(T1_below_8_right_next, T1_rows_4_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_8_right_next -> T1_below_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T1_below_8_right_next -> T1_below_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T1_below_8_next_out;
-                    TASSIGN(T1_below_8_next_out, 0x1a000 + i * 64);
-                    TileLeft<half, 16, 16> T1_below_8_next_left;
-                    TASSIGN(T1_below_8_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> T1_below_8_next_right;
-                    TASSIGN(T1_below_8_next_right, 0x0 + i * 32);
-                    TMATMUL(T1_below_8_next_out, T1_below_8_next_left, T1_below_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x1a000, 0x0, 0x0);  // T1_below_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_8_next -> T1_below_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T1_below_8_next -> T1_below_8_f16_next
             if (rows_next > 0) TMOV(T1_below_8_f16_next, T1_below_8_next);
@@ -2184,27 +1460,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TEXTRACT(T1_rows_8_right_next, T1_below_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_8_right_next -> T1_rows_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T1_rows_8_right_next -> T1_rows_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T1_rows_8_next_out;
-                    TASSIGN(T1_rows_8_next_out, 0x9000 + i * 64);
-                    TileLeft<half, 16, 16> T1_rows_8_next_left;
-                    TASSIGN(T1_rows_8_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> T1_rows_8_next_right;
-                    TASSIGN(T1_rows_8_next_right, 0x8000 + i * 32);
-                    TMATMUL_ACC(T1_rows_8_next_out, T1_rows_8_next_out, T1_rows_8_next_left, T1_rows_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x9000, 0x8000, 0x8000);  // T1_rows_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_8_next -> T1_rows_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T1_rows_8_next -> T1_rows_8_f16_next
             if (rows_next > 0) TMOV(T1_rows_8_f16_next, T1_rows_8_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T1_rows_8_f16_next -> T1_below_16_right_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(T1_diagonal_16_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T1_diagonal_16_f16_in_next, view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T1_diagonal_16_f16_in_next -> T1_below_16_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T1_diagonal_16_f16_in_next -> T1_below_16_left_next
             if (rows_next > 0) TEXTRACT(T1_below_16_left_next, T1_diagonal_16_f16_in_next, 0, 0);
@@ -2212,17 +1473,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TEXTRACT(T1_below_16_right_next, T1_rows_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_16_right_next -> T1_below_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T1_below_16_right_next -> T1_below_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T1_below_16_next_out;
-                    TASSIGN(T1_below_16_next_out, 0x1b000 + i * 64);
-                    TileLeft<half, 16, 16> T1_below_16_next_left;
-                    TASSIGN(T1_below_16_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> T1_below_16_next_right;
-                    TASSIGN(T1_below_16_next_right, 0x0 + i * 32);
-                    TMATMUL(T1_below_16_next_out, T1_below_16_next_left, T1_below_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x1b000, 0x0, 0x0);  // T1_below_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_16_next -> T1_below_16_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T1_below_16_next -> T1_below_16_f16_next
             if (rows_next > 0) TMOV(T1_below_16_f16_next, T1_below_16_next);
@@ -2232,94 +1483,30 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TEXTRACT(T1_rows_16_right_next, T1_below_16_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_rows_16_right_next -> T1_rows_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T1_rows_16_right_next -> T1_rows_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T1_rows_16_next_out;
-                    TASSIGN(T1_rows_16_next_out, 0x9000 + i * 64);
-                    TileLeft<half, 16, 16> T1_rows_16_next_left;
-                    TASSIGN(T1_rows_16_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> T1_rows_16_next_right;
-                    TASSIGN(T1_rows_16_next_right, 0x8000 + i * 32);
-                    TMATMUL_ACC(T1_rows_16_next_out, T1_rows_16_next_out, T1_rows_16_next_left, T1_rows_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x9000, 0x8000, 0x8000);  // T1_rows_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T1_rows_16_next -> T1_blocks_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 4; ++i) {
-                    TileAcc<float, 16, 16> T1_blocks_16_next_from;
-                    TASSIGN(T1_blocks_16_next_from, 0x9000 + i * 1024);
-                    L1Tile<half, 16, 16> T1_blocks_16_next_to;
-                    TASSIGN(T1_blocks_16_next_to, 0x48c00 + i * 2560);
-                    TMOV(T1_blocks_16_next_to, T1_blocks_16_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 64, 4>(T1_blocks_16_next, 0x48c00, 2560, 0x9000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> T1_below_32_left_next_block;
-                    TASSIGN(T1_below_32_left_next_block, 0x0 + i * 512);
-                    TEXTRACT(T1_below_32_left_next_block, T1_strictly_lower_f16_in_next, 16 + i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, T1_strictly_lower_f16_in_next, 16, 0, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T1_blocks_16_next -> T1_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileRight<half, 16, 16> T1_below_32_right_next_block;
-                    TASSIGN(T1_below_32_right_next_block, 0x0 + i * 512);
-                    TEXTRACT(T1_below_32_right_next_block, T1_blocks_16_next, i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x0, T1_blocks_16_next, 0, 0, 32, 32);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_32_right_next -> T1_below_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T1_below_32_right_next -> T1_below_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> T1_below_32_next_out;
-                    TASSIGN(T1_below_32_next_out, 0x1c000 + i * 64);
-                    TileLeft<half, 16, 16> T1_below_32_next_left;
-                    TASSIGN(T1_below_32_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> T1_below_32_next_right;
-                    TASSIGN(T1_below_32_next_right, 0x0 + i * 32);
-                    TMATMUL(T1_below_32_next_out, T1_below_32_next_left, T1_below_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0x1c000, 0x0, 0x0);  // T1_below_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_32_next -> T1_below_32_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T1_below_32_next -> T1_below_32_f16_next
             if (rows_next > 0) TMOV(T1_below_32_f16_next, T1_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> T1_corner_32_left_next_block;
-                    TASSIGN(T1_corner_32_left_next_block, 0x8000 + i * 512);
-                    TEXTRACT(T1_corner_32_left_next_block, T1_blocks_16_next, 16 + i * 32, 16 + i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, T1_blocks_16_next, 16, 16, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T1_below_32_f16_next -> T1_corner_32_right_next
             if (rows_next > 0) TEXTRACT(T1_corner_32_right_next, T1_below_32_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_corner_32_right_next -> T1_corner_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T1_corner_32_right_next -> T1_corner_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> T1_corner_32_next_out;
-                    TASSIGN(T1_corner_32_next_out, 0x1c800 + i * 64);
-                    TileLeft<half, 16, 16> T1_corner_32_next_left;
-                    TASSIGN(T1_corner_32_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> T1_corner_32_next_right;
-                    TASSIGN(T1_corner_32_next_right, 0x8000 + i * 32);
-                    TMATMUL(T1_corner_32_next_out, T1_corner_32_next_left, T1_corner_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0x1c800, 0x8000, 0x8000);  // T1_corner_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // T1_corner_32_next -> T1_blocks_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileAcc<float, 16, 16> T1_blocks_32_next_from;
-                    TASSIGN(T1_blocks_32_next_from, 0x1c800 + i * 1024);
-                    L1Tile<half, 16, 16> T1_blocks_32_next_to;
-                    TASSIGN(T1_blocks_32_next_to, 0x48e00 + i * 5120);
-                    TMOV(T1_blocks_32_next_to, T1_blocks_32_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 32, 2>(T1_blocks_32_next, 0x48e00, 5120, 0x1c800);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_32_next -> T1_below_64_right_next
             if (rows_next > 0) TEXTRACT(T1_below_64_left_next, T1_strictly_lower_f16_in_next, 32, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // T1_blocks_32_next -> T1_below_64_right_next
@@ -2339,24 +1526,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TMATMUL(T1_corner_64_next, T1_corner_64_left_next, T1_corner_64_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T1_corner_64_next -> T1_blocks_64_next
-            if (rows_next > 0) {
-                for (int64_t j = 0; j < 2; ++j) {
-                    TileAcc<float, 32, 16> T1_blocks_64_next_from;
-                    TASSIGN(T1_blocks_64_next_from, 0x1e000 + j * 2048);
-                    L1Tile<half, 32, 16> T1_blocks_64_next_to;
-                    TASSIGN(T1_blocks_64_next_to, 0x49000 + j * 2048);
-                    TMOV(T1_blocks_64_next_to, T1_blocks_64_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<32, 32, 1>(T1_blocks_64_next, 0x49000, 0, 0x1e000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_64_next -> T1_left_next
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // T1_blocks_64_next -> T1_left_next
             if (rows_next > 0) TEXTRACT(T1_left_next, T1_blocks_64_next, 0, 0);
-            if (rows_next > 0) {
-                {
-                    auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                    TLOAD(minus_identity_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(minus_identity_next, view(minus_identity_float16_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_next -> T1_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_next -> T1_right_next
             if (rows_next > 0) TEXTRACT(T1_right_next, minus_identity_next, 0, 0);
@@ -2369,12 +1543,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_next -> X_left_next
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T1_f16_next -> X_left_next
             if (rows_next > 0) TEXTRACT(X_left_next, T1_f16_next, 0, 0);
-            if (rows_next > 0) {
-                {
-                    auto from = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(operand_of_X_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(operand_of_X_f16_in_next, view(operand_of_X_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             pipe_barrier(PIPE_ALL);
             if (rows_next > 0) TEXTRACT(X_right_next, operand_of_X_f16_in_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // X_right_next -> X_next
@@ -2385,12 +1554,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // X_next -> X_f16_next
             if (rows_next > 0) TMOV(X_f16_next, X_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // X_f16_next -> k2_k1T_D_X_right_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(k2_k1T_D_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k2_k1T_D_f16_in_next, view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k2_k1T_D_f16_in_next -> k2_k1T_D_X_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k2_k1T_D_f16_in_next -> k2_k1T_D_X_left_next
             if (rows_next > 0) TEXTRACT(k2_k1T_D_X_left_next, k2_k1T_D_f16_in_next, 0, 0);
@@ -2402,26 +1566,13 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TMATMUL(k2_k1T_D_X_next, k2_k1T_D_X_left_next, k2_k1T_D_X_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k2_k1T_D_X_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k2_k1T_D_X_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k2_k1T_D_X_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096, 64, 64, 64), k2_k1T_D_X_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_next
             wait_flag_dev(1);  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(T2_strictly_lower_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T2_strictly_lower_f16_in_next, view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             TEXTRACT(U2_left, T2_f16, 0, 0);
             wait_flag_dev(1);  // U2_term_minus_A_Y_f16_channel -> U2_term_minus_A_Y_f16_in
-            {
-                auto from = view(U2_term_minus_A_Y_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(U2_term_minus_A_Y_f16_in, from);
-            }
+            TLOAD(U2_term_minus_A_Y_f16_in, view(U2_term_minus_A_Y_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U2_term_minus_A_Y_f16_in -> U2_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U2_term_minus_A_Y_f16_in -> U2_right
             TEXTRACT(U2_right, U2_term_minus_A_Y_f16_in, 0, 0);
@@ -2435,48 +1586,23 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TMOV(U2_f16, U2);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U2_f16 -> X_U2_right
             wait_flag_dev(1);  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(T2_diagonal_4_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T2_diagonal_4_f16_in_next, view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_4_f16_in_next -> T2_below_4_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // T2_diagonal_4_f16_in_next -> T2_below_4_left_next
             if (rows_next > 0) TEXTRACT(T2_below_4_left_next, T2_diagonal_4_f16_in_next, 0, 0);
             wait_flag_dev(1);  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(T2_rows_2_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T2_rows_2_f16_in_next, view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // T2_rows_2_f16_in_next -> T2_below_4_right_next
             if (rows_next > 0) TEXTRACT(T2_below_4_right_next, T2_rows_2_f16_in_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_4_right_next -> T2_below_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_below_4_right_next -> T2_below_4_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T2_below_4_next_out;
-                    TASSIGN(T2_below_4_next_out, 0x14000 + i * 64);
-                    TileLeft<half, 16, 16> T2_below_4_next_left;
-                    TASSIGN(T2_below_4_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> T2_below_4_next_right;
-                    TASSIGN(T2_below_4_next_right, 0x0 + i * 32);
-                    TMATMUL(T2_below_4_next_out, T2_below_4_next_left, T2_below_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x14000, 0x0, 0x0);  // T2_below_4_next
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // T2_below_4_left_next -> X_U2_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // U2_left -> identity_2_product_left_next
             if (rows_next > 0) TEXTRACT(identity_2_product_left_next, T2_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) {
-                {
-                    auto from = view(identity_float16_16_gm, 16, 16, 16);
-                    TLOAD(identity_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(identity_2_next, view(identity_float16_16_gm, 16, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // identity_2_next -> identity_2_product_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // identity_2_next -> identity_2_product_right_next
             if (rows_next > 0) TEXTRACT(identity_2_product_right_next, identity_2_next, 0, 0);
@@ -2494,10 +1620,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TMATMUL(X_U2, X_U2_left, X_U2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // X_U2 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // X_U2_left -> T2_rows_4_left_next
-            {
-                auto to = view(U2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, U2);
-            }
+            TSTORE(view(U2_channel_gm + get_block_idx() * 8192, 64, 128, 128), U2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U2_channel -> U2_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_2_product_left_next -> o_sum_2_part_left
             TEXTRACT(o_sum_2_part_left, q_k2T_D_f16_in, 0, 0);
@@ -2508,16 +1631,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TMATMUL(o_sum_2_part, o_sum_2_part_left, o_sum_2_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // X_U2 -> store
-            {
-                auto to = view(X_U2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, X_U2);
-            }
+            TSTORE(view(X_U2_channel_gm + get_block_idx() * 8192, 64, 128, 128), X_U2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // X_U2_channel -> X_U2_in
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2_part -> store
-            {
-                auto to = view(o_sum_2_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_sum_2_part);
-            }
+            TSTORE(view(o_sum_2_part_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum_2_part);
             if (rows_next > 0) TMOV(T2_below_4_f16_next, T2_below_4_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // T2_below_4_f16_next -> T2_rows_4_right_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // X_U2_left -> T2_rows_4_left_next
@@ -2527,28 +1644,13 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // T2_rows_4_right_next -> T2_rows_4_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T2_rows_4_next_out;
-                    TASSIGN(T2_rows_4_next_out, 0x15000 + i * 64);
-                    TileLeft<half, 16, 16> T2_rows_4_next_left;
-                    TASSIGN(T2_rows_4_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> T2_rows_4_next_right;
-                    TASSIGN(T2_rows_4_next_right, 0x0 + i * 32);
-                    TMATMUL_ACC(T2_rows_4_next_out, T2_rows_4_next_out, T2_rows_4_next_left, T2_rows_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x15000, 0x0, 0x0);  // T2_rows_4_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_rows_4_next -> T2_rows_4_f16_next
             if (rows_next > 0) TMOV(T2_rows_4_f16_next, T2_rows_4_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_rows_4_f16_next -> T2_below_8_right_next
             wait_flag_dev(1);  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(T2_diagonal_8_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T2_diagonal_8_f16_in_next, view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_diagonal_8_f16_in_next -> T2_below_8_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // T2_diagonal_8_f16_in_next -> T2_below_8_left_next
             if (rows_next > 0) TEXTRACT(T2_below_8_left_next, T2_diagonal_8_f16_in_next, 0, 0);
@@ -2556,17 +1658,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TEXTRACT(T2_below_8_right_next, T2_rows_4_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // T2_below_8_right_next -> T2_below_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T2_below_8_next_out;
-                    TASSIGN(T2_below_8_next_out, 0x8000 + i * 64);
-                    TileLeft<half, 16, 16> T2_below_8_next_left;
-                    TASSIGN(T2_below_8_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> T2_below_8_next_right;
-                    TASSIGN(T2_below_8_next_right, 0x8000 + i * 32);
-                    TMATMUL(T2_below_8_next_out, T2_below_8_next_left, T2_below_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x8000, 0x8000, 0x8000);  // T2_below_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // T2_below_8_next -> T2_below_8_f16_next
             if (rows_next > 0) TMOV(T2_below_8_f16_next, T2_below_8_next);
@@ -2576,28 +1668,13 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TEXTRACT(T2_rows_8_right_next, T2_below_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // T2_rows_8_right_next -> T2_rows_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T2_rows_8_next_out;
-                    TASSIGN(T2_rows_8_next_out, 0x15000 + i * 64);
-                    TileLeft<half, 16, 16> T2_rows_8_next_left;
-                    TASSIGN(T2_rows_8_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> T2_rows_8_next_right;
-                    TASSIGN(T2_rows_8_next_right, 0x0 + i * 32);
-                    TMATMUL_ACC(T2_rows_8_next_out, T2_rows_8_next_out, T2_rows_8_next_left, T2_rows_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x15000, 0x0, 0x0);  // T2_rows_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // T2_rows_8_next -> T2_rows_8_f16_next
             if (rows_next > 0) TMOV(T2_rows_8_f16_next, T2_rows_8_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // T2_rows_8_f16_next -> T2_below_16_right_next
             wait_flag_dev(1);  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(T2_diagonal_16_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(T2_diagonal_16_f16_in_next, view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_diagonal_16_f16_in_next -> T2_below_16_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // T2_diagonal_16_f16_in_next -> T2_below_16_left_next
             if (rows_next > 0) TEXTRACT(T2_below_16_left_next, T2_diagonal_16_f16_in_next, 0, 0);
@@ -2605,17 +1682,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TEXTRACT(T2_below_16_right_next, T2_rows_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // T2_below_16_right_next -> T2_below_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T2_below_16_next_out;
-                    TASSIGN(T2_below_16_next_out, 0x9000 + i * 64);
-                    TileLeft<half, 16, 16> T2_below_16_next_left;
-                    TASSIGN(T2_below_16_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> T2_below_16_next_right;
-                    TASSIGN(T2_below_16_next_right, 0x8000 + i * 32);
-                    TMATMUL(T2_below_16_next_out, T2_below_16_next_left, T2_below_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x9000, 0x8000, 0x8000);  // T2_below_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // T2_below_16_next -> T2_below_16_f16_next
             if (rows_next > 0) TMOV(T2_below_16_f16_next, T2_below_16_next);
@@ -2625,94 +1692,30 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TEXTRACT(T2_rows_16_right_next, T2_below_16_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_next -> T2_rows_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // T2_rows_16_right_next -> T2_rows_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> T2_rows_16_next_out;
-                    TASSIGN(T2_rows_16_next_out, 0x15000 + i * 64);
-                    TileLeft<half, 16, 16> T2_rows_16_next_left;
-                    TASSIGN(T2_rows_16_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> T2_rows_16_next_right;
-                    TASSIGN(T2_rows_16_next_right, 0x0 + i * 32);
-                    TMATMUL_ACC(T2_rows_16_next_out, T2_rows_16_next_out, T2_rows_16_next_left, T2_rows_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x15000, 0x0, 0x0);  // T2_rows_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // T2_rows_16_next -> T2_blocks_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 4; ++i) {
-                    TileAcc<float, 16, 16> T2_blocks_16_next_from;
-                    TASSIGN(T2_blocks_16_next_from, 0x15000 + i * 1024);
-                    L1Tile<half, 16, 16> T2_blocks_16_next_to;
-                    TASSIGN(T2_blocks_16_next_to, 0x52c00 + i * 2560);
-                    TMOV(T2_blocks_16_next_to, T2_blocks_16_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 64, 4>(T2_blocks_16_next, 0x52c00, 2560, 0x15000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> T2_below_32_left_next_block;
-                    TASSIGN(T2_below_32_left_next_block, 0x8000 + i * 512);
-                    TEXTRACT(T2_below_32_left_next_block, T2_strictly_lower_f16_in_next, 16 + i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, T2_strictly_lower_f16_in_next, 16, 0, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // T2_blocks_16_next -> T2_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileRight<half, 16, 16> T2_below_32_right_next_block;
-                    TASSIGN(T2_below_32_right_next_block, 0x8000 + i * 512);
-                    TEXTRACT(T2_below_32_right_next_block, T2_blocks_16_next, i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, T2_blocks_16_next, 0, 0, 32, 32);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_next -> T2_below_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // T2_below_32_right_next -> T2_below_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> T2_below_32_next_out;
-                    TASSIGN(T2_below_32_next_out, 0xa000 + i * 64);
-                    TileLeft<half, 16, 16> T2_below_32_next_left;
-                    TASSIGN(T2_below_32_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> T2_below_32_next_right;
-                    TASSIGN(T2_below_32_next_right, 0x8000 + i * 32);
-                    TMATMUL(T2_below_32_next_out, T2_below_32_next_left, T2_below_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0xa000, 0x8000, 0x8000);  // T2_below_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_32_next -> T2_below_32_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // T2_below_32_next -> T2_below_32_f16_next
             if (rows_next > 0) TMOV(T2_below_32_f16_next, T2_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> T2_corner_32_left_next_block;
-                    TASSIGN(T2_corner_32_left_next_block, 0x0 + i * 512);
-                    TEXTRACT(T2_corner_32_left_next_block, T2_blocks_16_next, 16 + i * 32, 16 + i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, T2_blocks_16_next, 16, 16, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // T2_below_32_f16_next -> T2_corner_32_right_next
             if (rows_next > 0) TEXTRACT(T2_corner_32_right_next, T2_below_32_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_next -> T2_corner_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // T2_corner_32_right_next -> T2_corner_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> T2_corner_32_next_out;
-                    TASSIGN(T2_corner_32_next_out, 0xa800 + i * 64);
-                    TileLeft<half, 16, 16> T2_corner_32_next_left;
-                    TASSIGN(T2_corner_32_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> T2_corner_32_next_right;
-                    TASSIGN(T2_corner_32_next_right, 0x0 + i * 32);
-                    TMATMUL(T2_corner_32_next_out, T2_corner_32_next_left, T2_corner_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0xa800, 0x0, 0x0);  // T2_corner_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // T2_corner_32_next -> T2_blocks_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileAcc<float, 16, 16> T2_blocks_32_next_from;
-                    TASSIGN(T2_blocks_32_next_from, 0xa800 + i * 1024);
-                    L1Tile<half, 16, 16> T2_blocks_32_next_to;
-                    TASSIGN(T2_blocks_32_next_to, 0x52e00 + i * 5120);
-                    TMOV(T2_blocks_32_next_to, T2_blocks_32_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 32, 2>(T2_blocks_32_next, 0x52e00, 5120, 0xa800);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_next -> T2_below_64_right_next
             if (rows_next > 0) TEXTRACT(T2_below_64_left_next, T2_strictly_lower_f16_in_next, 32, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // T2_blocks_32_next -> T2_below_64_right_next
@@ -2732,24 +1735,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TMATMUL(T2_corner_64_next, T2_corner_64_left_next, T2_corner_64_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // T2_corner_64_next -> T2_blocks_64_next
-            if (rows_next > 0) {
-                for (int64_t j = 0; j < 2; ++j) {
-                    TileAcc<float, 32, 16> T2_blocks_64_next_from;
-                    TASSIGN(T2_blocks_64_next_from, 0xc000 + j * 2048);
-                    L1Tile<half, 32, 16> T2_blocks_64_next_to;
-                    TASSIGN(T2_blocks_64_next_to, 0x53000 + j * 2048);
-                    TMOV(T2_blocks_64_next_to, T2_blocks_64_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<32, 32, 1>(T2_blocks_64_next, 0x53000, 0, 0xc000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_next -> T2_left_next
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // T2_blocks_64_next -> T2_left_next
             if (rows_next > 0) TEXTRACT(T2_left_next, T2_blocks_64_next, 0, 0);
-            if (rows_next > 0) {
-                {
-                    auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                    TLOAD(minus_identity_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(minus_identity_2_next, view(minus_identity_float16_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_2_next -> T2_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // minus_identity_2_next -> T2_right_next
             if (rows_next > 0) TEXTRACT(T2_right_next, minus_identity_2_next, 0, 0);
@@ -2762,10 +1752,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TMOV(T2_f16_next, T2_next);
             TEXTRACT(o_sum_part_left, q_k1T_D_f16_in, 0, 0);
             wait_flag_dev(1);  // U1_f16_channel -> U1_f16_in
-            {
-                auto from = view(U1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(U1_f16_in, from);
-            }
+            TLOAD(U1_f16_in, view(U1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // U1_f16_in -> o_sum_part_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // U1_f16_in -> o_sum_part_right
             TEXTRACT(o_sum_part_right, U1_f16_in, 0, 0);
@@ -2775,10 +1762,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TMATMUL(o_sum_part, o_sum_part_left, o_sum_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part -> store
-            {
-                auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_sum_part);
-            }
+            TSTORE(view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // T2_left_next -> S_sum_part_left
             L1View<half, 128, 64> S_sum_part_left_from;
@@ -2786,10 +1770,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TEXTRACT(S_sum_part_left, S_sum_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
             wait_flag_dev(1);  // W_U1_f16_channel -> W_U1_f16_in
-            {
-                auto from = view(W_U1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(W_U1_f16_in, from);
-            }
+            TLOAD(W_U1_f16_in, view(W_U1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // W_U1_f16_in -> S_sum_part_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // W_U1_f16_in -> S_sum_part_right
             TEXTRACT(S_sum_part_right, W_U1_f16_in, 0, 0);
@@ -2799,20 +1780,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TMATMUL(S_sum_part, S_sum_part_left, S_sum_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_sum_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_sum_part -> store
-            {
-                auto to = view(S_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_sum_part);
-            }
+            TSTORE(view(S_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_sum_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_sum_part_channel -> S_sum_part_in
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k2);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k2 -> k2_raw_next
             wait_flag_dev(1);  // W_U2_f16_channel -> W_U2_f16_in
-            {
-                auto from = view(W_U2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(W_U2_f16_in, from);
-            }
+            TLOAD(W_U2_f16_in, view(W_U2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // W_U2_f16_in -> S_next_part_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // W_U2_f16_in -> S_next_part_right
             TEXTRACT(S_next_part_right, W_U2_f16_in, 0, 0);
@@ -2822,24 +1797,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
-            {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
-            }
+            TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k1_k1T_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(q_k1T_D_f16_in_next, from);
-                }
-            }
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(q_k2T_D_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_k1T_D_f16_in_next, view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
+            if (rows_next > 0) TLOAD(q_k2T_D_f16_in_next, view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k1 -> k1_raw_next
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k1_k1T_left_next
@@ -2907,453 +1869,237 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 73728);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbWide<float, 64> g_wide_first;
-    TASSIGN(g_wide_first, 0x0);
-    UbTile<float, 1, 64> g_first;
-    TASSIGN(g_first, 0x4000);
-    UbTile<float, 1, 64> exp_g_first;
-    TASSIGN(exp_g_first, 0x0);
-    UbTile<float, 1, 64> exp_g_times_0_first;
-    TASSIGN(exp_g_times_0_first, 0x0);
-    UbTile<float, 1, 64> g_max_minus_105_first;
-    TASSIGN(g_max_minus_105_first, 0x4000);
-    UbTile<float, 1, 64> exp_g_times_0_sum_first;
-    TASSIGN(exp_g_times_0_sum_first, 0x4000);
-    UbTile<float, 1, 64> exp_g_segment_first;
-    TASSIGN(exp_g_segment_first, 0x4000);
-    UbTile<float, 64, 64> exp_g_expand_first;
-    TASSIGN(exp_g_expand_first, 0x0);
-    UbTile<float, 64, 64> lower_64_mask_first;
-    TASSIGN(lower_64_mask_first, 0x4000);
-    UbTile<float, 64, 64> exp_g_scaled_first;
-    TASSIGN(exp_g_scaled_first, 0x0);
-    UbTile<float, 1, 64> exp_g_row_sum_first;
-    TASSIGN(exp_g_row_sum_first, 0x4000);
-    UbTile<float, 1, 64> G_first;
-    TASSIGN(G_first, 0x20000);
-    UbCol<float, 32> G_col_first;
-    TASSIGN(G_col_first, 0x20000 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1_first;
-    TASSIGN(G_times_minus_1_first, 0x20200);
-    UbTile<float, 32, 64> G_times_expand_first;
-    TASSIGN(G_times_expand_first, 0x0);
-    UbTile<float, 32, 64> G_minus_G_first;
-    TASSIGN(G_minus_G_first, 0x0);
-    UbTile<float, 32, 64> lower_fill_first;
-    TASSIGN(lower_fill_first, 0x2000);
-    UbTile<float, 32, 64> lower_G_minus_G_first;
-    TASSIGN(lower_G_minus_G_first, 0x0);
-    UbWide<float, 64> beta1_wide_first;
-    TASSIGN(beta1_wide_first, 0x2000);
-    UbTile<float, 1, 64> beta1_first;
-    TASSIGN(beta1_first, 0x20400);
-    UbCol<float, 32> beta1_col_first;
-    TASSIGN(beta1_col_first, 0x20400 + sub * 128);
-    UbTile<float, 32, 64> D_first;
-    TASSIGN(D_first, 0x0);
-    UbTile<float, 1, 64> last_G_minus_G_first;
-    TASSIGN(last_G_minus_G_first, 0x20200);
-    UbTile<float, 1, 64> exp_G_first;
-    TASSIGN(exp_G_first, 0x20000);
-    UbTile<float, 1, 64> decay_to_end_first;
-    TASSIGN(decay_to_end_first, 0x20200);
-    UbTile<float, 32, 64> k1_k1T_in_first;
-    TASSIGN(k1_k1T_in_first, 0x2000);
-    UbTile<float, 32, 64> beta1_k1_k1T_first;
-    TASSIGN(beta1_k1_k1T_first, 0x2000);
-    UbTile<float, 32, 64> beta1_k1_k1T_D_first;
-    TASSIGN(beta1_k1_k1T_D_first, 0x2000);
-    UbTile<float, 32, 64> strictly_lower_mask_first;
-    TASSIGN(strictly_lower_mask_first, 0x4000);
-    UbTile<float, 32, 64> T1_strictly_lower_first;
-    TASSIGN(T1_strictly_lower_first, 0x2000);
-    UbTile<half, 32, 64> T1_strictly_lower_f16_first;
-    TASSIGN(T1_strictly_lower_f16_first, 0x4000);
-    UbTile<float, 32, 16> T1_diagonal_stack_first;
-    TASSIGN(T1_diagonal_stack_first, 0x2000);
-    UbTile<float, 32, 16> pairs_1_mask_of_16_first;
-    TASSIGN(pairs_1_mask_of_16_first, 0x2800);
-    UbTile<float, 32, 16> T1_diagonal_2_first;
-    TASSIGN(T1_diagonal_2_first, 0x2800);
-    UbTile<float, 32, 16> eye_mask_of_16_first;
-    TASSIGN(eye_mask_of_16_first, 0x4000);
-    UbTile<float, 32, 16> T1_rows_2_first;
-    TASSIGN(T1_rows_2_first, 0x2800);
-    UbTile<float, 32, 16> pairs_2_mask_of_16_first;
-    TASSIGN(pairs_2_mask_of_16_first, 0x3400);
-    UbTile<float, 32, 16> T1_diagonal_4_first;
-    TASSIGN(T1_diagonal_4_first, 0x3400);
-    UbTile<half, 32, 16> T1_diagonal_4_f16_first;
-    TASSIGN(T1_diagonal_4_f16_first, 0x3000);
-    UbTile<half, 32, 16> T1_rows_2_f16_first;
-    TASSIGN(T1_rows_2_f16_first, 0x3400);
-    UbTile<float, 32, 16> pairs_4_mask_of_16_first;
-    TASSIGN(pairs_4_mask_of_16_first, 0x2800);
-    UbTile<float, 32, 16> T1_diagonal_8_first;
-    TASSIGN(T1_diagonal_8_first, 0x2800);
-    UbTile<half, 32, 16> T1_diagonal_8_f16_first;
-    TASSIGN(T1_diagonal_8_f16_first, 0x3000);
-    UbTile<float, 32, 16> pairs_8_mask_of_16_first;
-    TASSIGN(pairs_8_mask_of_16_first, 0x2800);
-    UbTile<float, 32, 16> T1_diagonal_16_first;
-    TASSIGN(T1_diagonal_16_first, 0x2000);
-    UbTile<half, 32, 16> T1_diagonal_16_f16_first;
-    TASSIGN(T1_diagonal_16_f16_first, 0x2800);
-    UbTile<float, 32, 64> k1_k2T_in_first;
-    TASSIGN(k1_k2T_in_first, 0x2000);
-    UbTile<float, 32, 64> beta1_k1_k2T_first;
-    TASSIGN(beta1_k1_k2T_first, 0x2000);
-    UbTile<float, 32, 64> beta1_k1_k2T_D_first;
-    TASSIGN(beta1_k1_k2T_D_first, 0x2000);
-    UbTile<float, 32, 64> strictly_lower_mask_2_first;
-    TASSIGN(strictly_lower_mask_2_first, 0x4800);
-    UbTile<float, 32, 64> operand_of_X_first;
-    TASSIGN(operand_of_X_first, 0x2000);
-    UbTile<half, 32, 64> operand_of_X_f16_first;
-    TASSIGN(operand_of_X_f16_first, 0x4800);
-    UbTile<float, 32, 64> k2_k1T_in_first;
-    TASSIGN(k2_k1T_in_first, 0x2000);
-    UbTile<float, 32, 64> k2_k1T_D_first;
-    TASSIGN(k2_k1T_D_first, 0x2000);
-    UbTile<half, 32, 64> k2_k1T_D_f16_first;
-    TASSIGN(k2_k1T_D_f16_first, 0x4800);
-    UbWide<float, 64> beta2_wide_first;
-    TASSIGN(beta2_wide_first, 0x2000);
-    UbTile<float, 1, 64> beta2_first;
-    TASSIGN(beta2_first, 0x20600);
-    UbCol<float, 32> beta2_col_first;
-    TASSIGN(beta2_col_first, 0x20600 + sub * 128);
-    UbTile<float, 32, 64> k2_k2T_in_first;
-    TASSIGN(k2_k2T_in_first, 0x2000);
-    UbTile<float, 32, 64> k2_k2T_D_first;
-    TASSIGN(k2_k2T_D_first, 0x2000);
-    UbTile<float, 32, 64> q_k1T_in_first;
-    TASSIGN(q_k1T_in_first, 0x4800);
-    UbTile<float, 32, 64> q_k1T_D_first;
-    TASSIGN(q_k1T_D_first, 0x4800);
-    UbTile<half, 32, 64> q_k1T_D_f16_first;
-    TASSIGN(q_k1T_D_f16_first, 0x6800);
-    UbTile<float, 32, 64> q_k2T_in_first;
-    TASSIGN(q_k2T_in_first, 0x4800);
-    UbTile<float, 32, 64> q_k2T_D_first;
-    TASSIGN(q_k2T_D_first, 0x4800);
-    UbTile<half, 32, 64> q_k2T_D_f16_first;
-    TASSIGN(q_k2T_D_f16_first, 0x0);
-    UbTile<float, 32, 64> k2_k1T_D_X_in_first;
-    TASSIGN(k2_k1T_D_X_in_first, 0x0);
-    UbTile<float, 32, 64> k2_k2T_difference_first;
-    TASSIGN(k2_k2T_difference_first, 0x2000);
-    UbTile<float, 32, 64> T2_difference_first;
-    TASSIGN(T2_difference_first, 0x2000);
-    UbTile<float, 32, 64> strictly_lower_mask_3_first;
-    TASSIGN(strictly_lower_mask_3_first, 0x0);
-    UbTile<float, 32, 64> T2_strictly_lower_first;
-    TASSIGN(T2_strictly_lower_first, 0x2000);
-    UbTile<half, 32, 64> T2_strictly_lower_f16_first;
-    TASSIGN(T2_strictly_lower_f16_first, 0x800);
-    UbTile<float, 32, 16> T2_diagonal_stack_first;
-    TASSIGN(T2_diagonal_stack_first, 0x0);
-    UbTile<float, 32, 16> pairs_1_mask_of_16_2_first;
-    TASSIGN(pairs_1_mask_of_16_2_first, 0x800);
-    UbTile<float, 32, 16> T2_diagonal_2_first;
-    TASSIGN(T2_diagonal_2_first, 0x800);
-    UbTile<float, 32, 16> T2_rows_2_first;
-    TASSIGN(T2_rows_2_first, 0x800);
-    UbTile<float, 32, 16> pairs_2_mask_of_16_2_first;
-    TASSIGN(pairs_2_mask_of_16_2_first, 0x1400);
-    UbTile<float, 32, 16> T2_diagonal_4_first;
-    TASSIGN(T2_diagonal_4_first, 0x1400);
-    UbTile<half, 32, 16> T2_diagonal_4_f16_first;
-    TASSIGN(T2_diagonal_4_f16_first, 0x1000);
-    UbTile<half, 32, 16> T2_rows_2_f16_first;
-    TASSIGN(T2_rows_2_f16_first, 0x1400);
-    UbTile<float, 32, 16> pairs_4_mask_of_16_2_first;
-    TASSIGN(pairs_4_mask_of_16_2_first, 0x800);
-    UbTile<float, 32, 16> T2_diagonal_8_first;
-    TASSIGN(T2_diagonal_8_first, 0x800);
-    UbTile<half, 32, 16> T2_diagonal_8_f16_first;
-    TASSIGN(T2_diagonal_8_f16_first, 0x1000);
-    UbTile<float, 32, 16> pairs_8_mask_of_16_2_first;
-    TASSIGN(pairs_8_mask_of_16_2_first, 0x800);
-    UbTile<float, 32, 16> T2_diagonal_16_first;
-    TASSIGN(T2_diagonal_16_first, 0x0);
-    UbTile<half, 32, 16> T2_diagonal_16_f16_first;
-    TASSIGN(T2_diagonal_16_f16_first, 0x800);
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x0);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x0);
-    UbTile<half, 32, 128> v1_first;
-    TASSIGN(v1_first, 0x8000);
-    UbTile<half, 32, 128> v2_first;
-    TASSIGN(v2_first, 0xc000);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x0);
+    auto g_wide_first = tile_at<UbWide<float, 64>>(0x0);
+    auto g_first = tile_at<UbTile<float, 1, 64>>(0x4000);
+    auto exp_g_first = tile_at<UbTile<float, 1, 64>>(0x0);
+    auto exp_g_times_0_first = tile_at<UbTile<float, 1, 64>>(0x0);
+    auto g_max_minus_105_first = tile_at<UbTile<float, 1, 64>>(0x4000);
+    auto exp_g_times_0_sum_first = tile_at<UbTile<float, 1, 64>>(0x4000);
+    auto exp_g_segment_first = tile_at<UbTile<float, 1, 64>>(0x4000);
+    auto exp_g_expand_first = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto lower_64_mask_first = tile_at<UbTile<float, 64, 64>>(0x4000);
+    auto exp_g_scaled_first = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto exp_g_row_sum_first = tile_at<UbTile<float, 1, 64>>(0x4000);
+    auto G_first = tile_at<UbTile<float, 1, 64>>(0x20000);
+    auto G_col_first = tile_at<UbCol<float, 32>>(0x20000 + sub * 128);
+    auto G_times_minus_1_first = tile_at<UbTile<float, 1, 64>>(0x20200);
+    auto G_times_expand_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto G_minus_G_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto lower_fill_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto lower_G_minus_G_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto beta1_wide_first = tile_at<UbWide<float, 64>>(0x2000);
+    auto beta1_first = tile_at<UbTile<float, 1, 64>>(0x20400);
+    auto beta1_col_first = tile_at<UbCol<float, 32>>(0x20400 + sub * 128);
+    auto D_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto last_G_minus_G_first = tile_at<UbTile<float, 1, 64>>(0x20200);
+    auto exp_G_first = tile_at<UbTile<float, 1, 64>>(0x20000);
+    auto decay_to_end_first = tile_at<UbTile<float, 1, 64>>(0x20200);
+    auto k1_k1T_in_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto beta1_k1_k1T_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto beta1_k1_k1T_D_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto strictly_lower_mask_first = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto T1_strictly_lower_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto T1_strictly_lower_f16_first = tile_at<UbTile<half, 32, 64>>(0x4000);
+    auto T1_diagonal_stack_first = tile_at<UbTile<float, 32, 16>>(0x2000);
+    auto pairs_1_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x2800);
+    auto T1_diagonal_2_first = tile_at<UbTile<float, 32, 16>>(0x2800);
+    auto eye_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x4000);
+    auto T1_rows_2_first = tile_at<UbTile<float, 32, 16>>(0x2800);
+    auto pairs_2_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x3400);
+    auto T1_diagonal_4_first = tile_at<UbTile<float, 32, 16>>(0x3400);
+    auto T1_diagonal_4_f16_first = tile_at<UbTile<half, 32, 16>>(0x3000);
+    auto T1_rows_2_f16_first = tile_at<UbTile<half, 32, 16>>(0x3400);
+    auto pairs_4_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x2800);
+    auto T1_diagonal_8_first = tile_at<UbTile<float, 32, 16>>(0x2800);
+    auto T1_diagonal_8_f16_first = tile_at<UbTile<half, 32, 16>>(0x3000);
+    auto pairs_8_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x2800);
+    auto T1_diagonal_16_first = tile_at<UbTile<float, 32, 16>>(0x2000);
+    auto T1_diagonal_16_f16_first = tile_at<UbTile<half, 32, 16>>(0x2800);
+    auto k1_k2T_in_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto beta1_k1_k2T_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto beta1_k1_k2T_D_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto strictly_lower_mask_2_first = tile_at<UbTile<float, 32, 64>>(0x4800);
+    auto operand_of_X_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto operand_of_X_f16_first = tile_at<UbTile<half, 32, 64>>(0x4800);
+    auto k2_k1T_in_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto k2_k1T_D_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto k2_k1T_D_f16_first = tile_at<UbTile<half, 32, 64>>(0x4800);
+    auto beta2_wide_first = tile_at<UbWide<float, 64>>(0x2000);
+    auto beta2_first = tile_at<UbTile<float, 1, 64>>(0x20600);
+    auto beta2_col_first = tile_at<UbCol<float, 32>>(0x20600 + sub * 128);
+    auto k2_k2T_in_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto k2_k2T_D_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto q_k1T_in_first = tile_at<UbTile<float, 32, 64>>(0x4800);
+    auto q_k1T_D_first = tile_at<UbTile<float, 32, 64>>(0x4800);
+    auto q_k1T_D_f16_first = tile_at<UbTile<half, 32, 64>>(0x6800);
+    auto q_k2T_in_first = tile_at<UbTile<float, 32, 64>>(0x4800);
+    auto q_k2T_D_first = tile_at<UbTile<float, 32, 64>>(0x4800);
+    auto q_k2T_D_f16_first = tile_at<UbTile<half, 32, 64>>(0x0);
+    auto k2_k1T_D_X_in_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto k2_k2T_difference_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto T2_difference_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto strictly_lower_mask_3_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto T2_strictly_lower_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto T2_strictly_lower_f16_first = tile_at<UbTile<half, 32, 64>>(0x800);
+    auto T2_diagonal_stack_first = tile_at<UbTile<float, 32, 16>>(0x0);
+    auto pairs_1_mask_of_16_2_first = tile_at<UbTile<float, 32, 16>>(0x800);
+    auto T2_diagonal_2_first = tile_at<UbTile<float, 32, 16>>(0x800);
+    auto T2_rows_2_first = tile_at<UbTile<float, 32, 16>>(0x800);
+    auto pairs_2_mask_of_16_2_first = tile_at<UbTile<float, 32, 16>>(0x1400);
+    auto T2_diagonal_4_first = tile_at<UbTile<float, 32, 16>>(0x1400);
+    auto T2_diagonal_4_f16_first = tile_at<UbTile<half, 32, 16>>(0x1000);
+    auto T2_rows_2_f16_first = tile_at<UbTile<half, 32, 16>>(0x1400);
+    auto pairs_4_mask_of_16_2_first = tile_at<UbTile<float, 32, 16>>(0x800);
+    auto T2_diagonal_8_first = tile_at<UbTile<float, 32, 16>>(0x800);
+    auto T2_diagonal_8_f16_first = tile_at<UbTile<half, 32, 16>>(0x1000);
+    auto pairs_8_mask_of_16_2_first = tile_at<UbTile<float, 32, 16>>(0x800);
+    auto T2_diagonal_16_first = tile_at<UbTile<float, 32, 16>>(0x0);
+    auto T2_diagonal_16_f16_first = tile_at<UbTile<half, 32, 16>>(0x800);
+    auto S_0_raw = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S_0 = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto v1_first = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto v2_first = tile_at<UbTile<half, 32, 128>>(0xc000);
+    auto S = tile_at<UbTile<float, 64, 128>>(0x0);
     UbTile<half, 32, 128> v1;
     UbTile<half, 32, 128> v2;
     UbTile<float, 1, 64> exp_G;
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x10000);
+    auto S_f16 = tile_at<UbTile<half, 64, 128>>(0x10000);
     UbCol<float, 32> exp_G_col;
     UbCol<float, 32> beta1_col;
     UbCol<float, 32> beta2_col;
     UbCol<float, 32> W;
-    UbTile<float, 32, 128> v1_f32;
-    TASSIGN(v1_f32, 0x14000);
-    UbTile<float, 32, 128> v2_f32;
-    TASSIGN(v2_f32, 0x10000);
-    UbWide<float, 64> g_wide_next;
-    TASSIGN(g_wide_next, 0x18000);
-    UbTile<float, 1, 64> g_next;
-    TASSIGN(g_next, 0x1c000);
-    UbTile<float, 1, 64> exp_g_next;
-    TASSIGN(exp_g_next, 0x18000);
-    UbTile<float, 1, 64> exp_g_times_0_next;
-    TASSIGN(exp_g_times_0_next, 0x18000);
-    UbTile<float, 1, 64> g_max_minus_105_next;
-    TASSIGN(g_max_minus_105_next, 0x1c000);
-    UbTile<float, 1, 64> exp_g_times_0_sum_next;
-    TASSIGN(exp_g_times_0_sum_next, 0x1c000);
-    UbTile<float, 1, 64> exp_g_segment_next;
-    TASSIGN(exp_g_segment_next, 0x1c000);
-    UbTile<float, 64, 64> exp_g_expand_next;
-    TASSIGN(exp_g_expand_next, 0x18000);
-    UbTile<float, 64, 64> lower_64_mask_next;
-    TASSIGN(lower_64_mask_next, 0x1c000);
-    UbTile<float, 64, 64> exp_g_scaled_next;
-    TASSIGN(exp_g_scaled_next, 0x18000);
-    UbTile<float, 1, 64> exp_g_row_sum_next;
-    TASSIGN(exp_g_row_sum_next, 0x1c000);
-    UbTile<float, 1, 64> G_next;
-    TASSIGN(G_next, 0x1a000);
-    UbCol<float, 32> G_col_next;
-    TASSIGN(G_col_next, 0x1a000 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1_next;
-    TASSIGN(G_times_minus_1_next, 0x1a100);
-    UbTile<float, 32, 64> G_times_expand_next;
-    TASSIGN(G_times_expand_next, 0x1c000);
-    UbTile<float, 32, 64> G_minus_G_next;
-    TASSIGN(G_minus_G_next, 0x1c000);
-    UbTile<float, 32, 64> lower_fill_next;
-    TASSIGN(lower_fill_next, 0x18000);
-    UbTile<float, 32, 64> lower_G_minus_G_next;
-    TASSIGN(lower_G_minus_G_next, 0x1c000);
-    UbWide<float, 64> beta1_wide_next;
-    TASSIGN(beta1_wide_next, 0x18000);
+    auto v1_f32 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto v2_f32 = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto g_wide_next = tile_at<UbWide<float, 64>>(0x18000);
+    auto g_next = tile_at<UbTile<float, 1, 64>>(0x1c000);
+    auto exp_g_next = tile_at<UbTile<float, 1, 64>>(0x18000);
+    auto exp_g_times_0_next = tile_at<UbTile<float, 1, 64>>(0x18000);
+    auto g_max_minus_105_next = tile_at<UbTile<float, 1, 64>>(0x1c000);
+    auto exp_g_times_0_sum_next = tile_at<UbTile<float, 1, 64>>(0x1c000);
+    auto exp_g_segment_next = tile_at<UbTile<float, 1, 64>>(0x1c000);
+    auto exp_g_expand_next = tile_at<UbTile<float, 64, 64>>(0x18000);
+    auto lower_64_mask_next = tile_at<UbTile<float, 64, 64>>(0x1c000);
+    auto exp_g_scaled_next = tile_at<UbTile<float, 64, 64>>(0x18000);
+    auto exp_g_row_sum_next = tile_at<UbTile<float, 1, 64>>(0x1c000);
+    auto G_next = tile_at<UbTile<float, 1, 64>>(0x1a000);
+    auto G_col_next = tile_at<UbCol<float, 32>>(0x1a000 + sub * 128);
+    auto G_times_minus_1_next = tile_at<UbTile<float, 1, 64>>(0x1a100);
+    auto G_times_expand_next = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto G_minus_G_next = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto lower_fill_next = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto lower_G_minus_G_next = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto beta1_wide_next = tile_at<UbWide<float, 64>>(0x18000);
     UbTile<float, 1, 64> beta1_next;
     UbCol<float, 32> beta1_col_next;
-    UbTile<float, 32, 64> D_next;
-    TASSIGN(D_next, 0x1c000);
-    UbTile<float, 1, 64> last_G_minus_G_next;
-    TASSIGN(last_G_minus_G_next, 0x1a100);
+    auto D_next = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto last_G_minus_G_next = tile_at<UbTile<float, 1, 64>>(0x1a100);
     UbTile<float, 1, 64> exp_G_next;
     UbTile<float, 1, 64> decay_to_end_next;
-    UbTile<float, 32, 64> k1_k1T_in_next;
-    TASSIGN(k1_k1T_in_next, 0x1a000);
-    UbTile<float, 32, 64> beta1_k1_k1T_next;
-    TASSIGN(beta1_k1_k1T_next, 0x1a000);
-    UbTile<float, 32, 64> beta1_k1_k1T_D_next;
-    TASSIGN(beta1_k1_k1T_D_next, 0x1a000);
-    UbTile<float, 32, 64> strictly_lower_mask_next;
-    TASSIGN(strictly_lower_mask_next, 0x18000);
-    UbTile<float, 32, 64> T1_strictly_lower_next;
-    TASSIGN(T1_strictly_lower_next, 0x1a000);
-    UbWide<float, 64> beta2_wide_next;
-    TASSIGN(beta2_wide_next, 0x18000);
+    auto k1_k1T_in_next = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto beta1_k1_k1T_next = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto beta1_k1_k1T_D_next = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto strictly_lower_mask_next = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto T1_strictly_lower_next = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto beta2_wide_next = tile_at<UbWide<float, 64>>(0x18000);
     UbTile<float, 1, 64> beta2_next;
     UbCol<float, 32> beta2_col_next;
-    UbTile<float, 32, 64> k1_k2T_in_next;
-    TASSIGN(k1_k2T_in_next, 0x18000);
-    UbTile<float, 32, 64> beta1_k1_k2T_next;
-    TASSIGN(beta1_k1_k2T_next, 0x18000);
-    UbTile<float, 32, 64> beta1_k1_k2T_D_next;
-    TASSIGN(beta1_k1_k2T_D_next, 0x18000);
-    UbTile<float, 32, 64> strictly_lower_mask_2_next;
-    TASSIGN(strictly_lower_mask_2_next, 0x1e000);
-    UbTile<float, 32, 64> operand_of_X_next;
-    TASSIGN(operand_of_X_next, 0x18000);
-    UbTile<half, 32, 64> T1_strictly_lower_f16_next;
-    TASSIGN(T1_strictly_lower_f16_next, 0x1e000);
-    UbTile<float, 32, 64> k2_k1T_in_next;
-    TASSIGN(k2_k1T_in_next, 0x1a000);
-    UbTile<float, 32, 64> k2_k1T_D_next;
-    TASSIGN(k2_k1T_D_next, 0x1a000);
-    UbTile<float, 32, 16> T1_diagonal_stack_next;
-    TASSIGN(T1_diagonal_stack_next, 0x1f000);
-    UbTile<float, 32, 16> pairs_1_mask_of_16_next;
-    TASSIGN(pairs_1_mask_of_16_next, 0x1e800);
-    UbTile<float, 32, 16> T1_diagonal_2_next;
-    TASSIGN(T1_diagonal_2_next, 0x1e800);
-    UbTile<float, 32, 16> eye_mask_of_16_next;
-    TASSIGN(eye_mask_of_16_next, 0x1e000);
-    UbTile<float, 32, 16> T1_rows_2_next;
-    TASSIGN(T1_rows_2_next, 0x1e800);
-    UbTile<float, 32, 16> pairs_2_mask_of_16_next;
-    TASSIGN(pairs_2_mask_of_16_next, 0x1f800);
-    UbTile<float, 32, 16> T1_diagonal_4_next;
-    TASSIGN(T1_diagonal_4_next, 0x1f800);
-    UbTile<half, 32, 16> T1_diagonal_4_f16_next;
-    TASSIGN(T1_diagonal_4_f16_next, 0x20800);
-    UbTile<half, 32, 16> T1_rows_2_f16_next;
-    TASSIGN(T1_rows_2_f16_next, 0x1f800);
-    UbTile<float, 32, 16> pairs_4_mask_of_16_next;
-    TASSIGN(pairs_4_mask_of_16_next, 0x1e800);
-    UbTile<float, 32, 16> T1_diagonal_8_next;
-    TASSIGN(T1_diagonal_8_next, 0x1e800);
-    UbTile<half, 32, 16> T1_diagonal_8_f16_next;
-    TASSIGN(T1_diagonal_8_f16_next, 0x1f800);
-    UbTile<float, 32, 16> pairs_8_mask_of_16_next;
-    TASSIGN(pairs_8_mask_of_16_next, 0x1e800);
-    UbTile<float, 32, 16> T1_diagonal_16_next;
-    TASSIGN(T1_diagonal_16_next, 0x1f000);
-    UbTile<half, 32, 16> T1_diagonal_16_f16_next;
-    TASSIGN(T1_diagonal_16_f16_next, 0x1e800);
-    UbTile<half, 32, 64> operand_of_X_f16_next;
-    TASSIGN(operand_of_X_f16_next, 0x1e800);
-    UbTile<half, 32, 64> k2_k1T_D_f16_next;
-    TASSIGN(k2_k1T_D_f16_next, 0x18000);
-    UbTile<float, 32, 128> k1_S_in;
-    TASSIGN(k1_S_in, 0x18000);
-    UbTile<float, 32, 128> exp_G_k1_S;
-    TASSIGN(exp_G_k1_S, 0x18000);
-    UbTile<float, 32, 128> Y_difference;
-    TASSIGN(Y_difference, 0x14000);
-    UbTile<float, 32, 128> beta1_Y_difference;
-    TASSIGN(beta1_Y_difference, 0x14000);
-    UbTile<half, 32, 128> beta1_Y_difference_f16;
-    TASSIGN(beta1_Y_difference_f16, 0x18000);
-    UbTile<float, 32, 128> k2_S_in;
-    TASSIGN(k2_S_in, 0x14000);
-    UbTile<float, 32, 128> exp_G_k2_S;
-    TASSIGN(exp_G_k2_S, 0x14000);
-    UbTile<float, 32, 128> U2_difference;
-    TASSIGN(U2_difference, 0x10000);
-    UbTile<float, 32, 64> k2_k2T_in_next;
-    TASSIGN(k2_k2T_in_next, 0x14000);
-    UbTile<float, 32, 64> k2_k2T_D_next;
-    TASSIGN(k2_k2T_D_next, 0x14000);
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x18000);
-    UbTile<float, 32, 128> exp_G_q_S;
-    TASSIGN(exp_G_q_S, 0x18000);
-    UbTile<float, 32, 64> q_k1T_in_next;
-    TASSIGN(q_k1T_in_next, 0x16000);
-    UbTile<float, 32, 64> q_k1T_D_next;
-    TASSIGN(q_k1T_D_next, 0x16000);
-    UbTile<half, 32, 64> q_k1T_D_f16_next;
-    TASSIGN(q_k1T_D_f16_next, 0x1e800);
-    UbTile<float, 32, 64> q_k2T_in_next;
-    TASSIGN(q_k2T_in_next, 0x16000);
-    UbTile<float, 32, 64> q_k2T_D_next;
-    TASSIGN(q_k2T_D_next, 0x16000);
-    UbTile<half, 32, 64> q_k2T_D_f16_next;
-    TASSIGN(q_k2T_D_f16_next, 0x1c000);
-    UbTile<float, 32, 64> k2_k1T_D_X_in_next;
-    TASSIGN(k2_k1T_D_X_in_next, 0x16000);
-    UbTile<float, 32, 64> k2_k2T_difference_next;
-    TASSIGN(k2_k2T_difference_next, 0x14000);
-    UbTile<float, 32, 64> T2_difference_next;
-    TASSIGN(T2_difference_next, 0x14000);
-    UbTile<float, 32, 64> strictly_lower_mask_3_next;
-    TASSIGN(strictly_lower_mask_3_next, 0x16000);
-    UbTile<float, 32, 64> T2_strictly_lower_next;
-    TASSIGN(T2_strictly_lower_next, 0x14000);
-    UbTile<half, 32, 64> T2_strictly_lower_f16_next;
-    TASSIGN(T2_strictly_lower_f16_next, 0x16000);
-    UbTile<float, 32, 16> T2_diagonal_stack_next;
-    TASSIGN(T2_diagonal_stack_next, 0x1c000);
-    UbTile<float, 32, 128> k2_k1T_D_Y_in;
-    TASSIGN(k2_k1T_D_Y_in, 0x14000);
-    UbTile<float, 32, 128> k2_k1T_difference;
-    TASSIGN(k2_k1T_difference, 0x10000);
-    UbTile<float, 32, 128> U2_term_minus_A_Y;
-    TASSIGN(U2_term_minus_A_Y, 0x10000);
-    UbTile<half, 32, 128> U2_term_minus_A_Y_f16;
-    TASSIGN(U2_term_minus_A_Y_f16, 0x14000);
-    UbTile<float, 32, 16> pairs_1_mask_of_16_2_next;
-    TASSIGN(pairs_1_mask_of_16_2_next, 0x10000);
-    UbTile<float, 32, 16> T2_diagonal_2_next;
-    TASSIGN(T2_diagonal_2_next, 0x10000);
-    UbTile<float, 32, 16> T2_rows_2_next;
-    TASSIGN(T2_rows_2_next, 0x10000);
-    UbTile<float, 32, 16> pairs_2_mask_of_16_2_next;
-    TASSIGN(pairs_2_mask_of_16_2_next, 0x10800);
-    UbTile<float, 32, 16> T2_diagonal_4_next;
-    TASSIGN(T2_diagonal_4_next, 0x10800);
-    UbTile<half, 32, 16> T2_diagonal_4_f16_next;
-    TASSIGN(T2_diagonal_4_f16_next, 0x11000);
-    UbTile<half, 32, 16> T2_rows_2_f16_next;
-    TASSIGN(T2_rows_2_f16_next, 0x10800);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x10000);
-    UbTile<float, 32, 16> pairs_4_mask_of_16_2_next;
-    TASSIGN(pairs_4_mask_of_16_2_next, 0x1c800);
-    UbTile<float, 32, 16> T2_diagonal_8_next;
-    TASSIGN(T2_diagonal_8_next, 0x1c800);
-    UbTile<half, 32, 16> T2_diagonal_8_f16_next;
-    TASSIGN(T2_diagonal_8_f16_next, 0x1d000);
-    UbTile<float, 32, 16> pairs_8_mask_of_16_2_next;
-    TASSIGN(pairs_8_mask_of_16_2_next, 0x1c800);
-    UbTile<float, 32, 16> T2_diagonal_16_next;
-    TASSIGN(T2_diagonal_16_next, 0x1c000);
-    UbTile<half, 32, 16> T2_diagonal_16_f16_next;
-    TASSIGN(T2_diagonal_16_f16_next, 0x1c800);
-    UbTile<float, 32, 128> U2_in;
-    TASSIGN(U2_in, 0x1c000);
-    UbTile<float, 32, 128> W_U2;
-    TASSIGN(W_U2, 0x1c000);
-    UbTile<float, 32, 128> Y_in;
-    TASSIGN(Y_in, 0x20800);
-    UbTile<float, 32, 128> X_U2_in;
-    TASSIGN(X_U2_in, 0x24800);
-    UbTile<float, 32, 128> U1;
-    TASSIGN(U1, 0x20800);
-    UbTile<half, 32, 128> U1_f16;
-    TASSIGN(U1_f16, 0x24800);
-    UbTile<float, 32, 128> W_U1;
-    TASSIGN(W_U1, 0x20800);
-    UbTile<float, 32, 128> o_sum_part_in;
-    TASSIGN(o_sum_part_in, 0x24800);
-    UbTile<float, 32, 128> o_sum;
-    TASSIGN(o_sum, 0x18000);
-    UbTile<float, 32, 128> o_sum_2_part_in;
-    TASSIGN(o_sum_2_part_in, 0x24800);
-    UbTile<float, 32, 128> o_sum_2;
-    TASSIGN(o_sum_2, 0x18000);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x18000);
-    UbTile<half, 32, 128> W_U1_f16;
-    TASSIGN(W_U1_f16, 0x24800);
-    UbTile<half, 32, 128> W_U2_f16;
-    TASSIGN(W_U2_f16, 0x20800);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x1c000);
-    UbTile<float, 64, 128> S_sum_part_in;
-    TASSIGN(S_sum_part_in, 0x18000);
-    UbTile<float, 64, 128> S_sum;
-    TASSIGN(S_sum, 0x10000);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x18000);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x0);
+    auto k1_k2T_in_next = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto beta1_k1_k2T_next = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto beta1_k1_k2T_D_next = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto strictly_lower_mask_2_next = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto operand_of_X_next = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto T1_strictly_lower_f16_next = tile_at<UbTile<half, 32, 64>>(0x1e000);
+    auto k2_k1T_in_next = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto k2_k1T_D_next = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto T1_diagonal_stack_next = tile_at<UbTile<float, 32, 16>>(0x1f000);
+    auto pairs_1_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x1e800);
+    auto T1_diagonal_2_next = tile_at<UbTile<float, 32, 16>>(0x1e800);
+    auto eye_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x1e000);
+    auto T1_rows_2_next = tile_at<UbTile<float, 32, 16>>(0x1e800);
+    auto pairs_2_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x1f800);
+    auto T1_diagonal_4_next = tile_at<UbTile<float, 32, 16>>(0x1f800);
+    auto T1_diagonal_4_f16_next = tile_at<UbTile<half, 32, 16>>(0x20800);
+    auto T1_rows_2_f16_next = tile_at<UbTile<half, 32, 16>>(0x1f800);
+    auto pairs_4_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x1e800);
+    auto T1_diagonal_8_next = tile_at<UbTile<float, 32, 16>>(0x1e800);
+    auto T1_diagonal_8_f16_next = tile_at<UbTile<half, 32, 16>>(0x1f800);
+    auto pairs_8_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x1e800);
+    auto T1_diagonal_16_next = tile_at<UbTile<float, 32, 16>>(0x1f000);
+    auto T1_diagonal_16_f16_next = tile_at<UbTile<half, 32, 16>>(0x1e800);
+    auto operand_of_X_f16_next = tile_at<UbTile<half, 32, 64>>(0x1e800);
+    auto k2_k1T_D_f16_next = tile_at<UbTile<half, 32, 64>>(0x18000);
+    auto k1_S_in = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto exp_G_k1_S = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto Y_difference = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto beta1_Y_difference = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto beta1_Y_difference_f16 = tile_at<UbTile<half, 32, 128>>(0x18000);
+    auto k2_S_in = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto exp_G_k2_S = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto U2_difference = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto k2_k2T_in_next = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto k2_k2T_D_next = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto q_S_in = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto exp_G_q_S = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto q_k1T_in_next = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto q_k1T_D_next = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto q_k1T_D_f16_next = tile_at<UbTile<half, 32, 64>>(0x1e800);
+    auto q_k2T_in_next = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto q_k2T_D_next = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto q_k2T_D_f16_next = tile_at<UbTile<half, 32, 64>>(0x1c000);
+    auto k2_k1T_D_X_in_next = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto k2_k2T_difference_next = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto T2_difference_next = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto strictly_lower_mask_3_next = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto T2_strictly_lower_next = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto T2_strictly_lower_f16_next = tile_at<UbTile<half, 32, 64>>(0x16000);
+    auto T2_diagonal_stack_next = tile_at<UbTile<float, 32, 16>>(0x1c000);
+    auto k2_k1T_D_Y_in = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto k2_k1T_difference = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto U2_term_minus_A_Y = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto U2_term_minus_A_Y_f16 = tile_at<UbTile<half, 32, 128>>(0x14000);
+    auto pairs_1_mask_of_16_2_next = tile_at<UbTile<float, 32, 16>>(0x10000);
+    auto T2_diagonal_2_next = tile_at<UbTile<float, 32, 16>>(0x10000);
+    auto T2_rows_2_next = tile_at<UbTile<float, 32, 16>>(0x10000);
+    auto pairs_2_mask_of_16_2_next = tile_at<UbTile<float, 32, 16>>(0x10800);
+    auto T2_diagonal_4_next = tile_at<UbTile<float, 32, 16>>(0x10800);
+    auto T2_diagonal_4_f16_next = tile_at<UbTile<half, 32, 16>>(0x11000);
+    auto T2_rows_2_f16_next = tile_at<UbTile<half, 32, 16>>(0x10800);
+    auto chunk_decay_S = tile_at<UbTile<float, 64, 128>>(0x10000);
+    auto pairs_4_mask_of_16_2_next = tile_at<UbTile<float, 32, 16>>(0x1c800);
+    auto T2_diagonal_8_next = tile_at<UbTile<float, 32, 16>>(0x1c800);
+    auto T2_diagonal_8_f16_next = tile_at<UbTile<half, 32, 16>>(0x1d000);
+    auto pairs_8_mask_of_16_2_next = tile_at<UbTile<float, 32, 16>>(0x1c800);
+    auto T2_diagonal_16_next = tile_at<UbTile<float, 32, 16>>(0x1c000);
+    auto T2_diagonal_16_f16_next = tile_at<UbTile<half, 32, 16>>(0x1c800);
+    auto U2_in = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto W_U2 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto Y_in = tile_at<UbTile<float, 32, 128>>(0x20800);
+    auto X_U2_in = tile_at<UbTile<float, 32, 128>>(0x24800);
+    auto U1 = tile_at<UbTile<float, 32, 128>>(0x20800);
+    auto U1_f16 = tile_at<UbTile<half, 32, 128>>(0x24800);
+    auto W_U1 = tile_at<UbTile<float, 32, 128>>(0x20800);
+    auto o_sum_part_in = tile_at<UbTile<float, 32, 128>>(0x24800);
+    auto o_sum = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto o_sum_2_part_in = tile_at<UbTile<float, 32, 128>>(0x24800);
+    auto o_sum_2 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto o = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto W_U1_f16 = tile_at<UbTile<half, 32, 128>>(0x24800);
+    auto W_U2_f16 = tile_at<UbTile<half, 32, 128>>(0x20800);
+    auto o_f16 = tile_at<UbTile<half, 32, 128>>(0x1c000);
+    auto S_sum_part_in = tile_at<UbTile<float, 64, 128>>(0x18000);
+    auto S_sum = tile_at<UbTile<float, 64, 128>>(0x10000);
+    auto S_next_part_in = tile_at<UbTile<float, 64, 128>>(0x18000);
+    auto S_next = tile_at<UbTile<float, 64, 128>>(0x0);
     UbTile<half, 32, 128> v1_next;
     UbTile<half, 32, 128> v2_next;
-    UbTile<float, 64, 8> g_first_scratch;
-    TASSIGN(g_first_scratch, 0x800);
-    UbTile<float, 64, 64> exp_g_row_sum_first_scratch;
-    TASSIGN(exp_g_row_sum_first_scratch, 0x4100);
-    UbTile<float, 64, 8> beta1_first_scratch;
-    TASSIGN(beta1_first_scratch, 0x2800);
-    UbTile<float, 64, 8> beta2_first_scratch;
-    TASSIGN(beta2_first_scratch, 0x2800);
-    UbTile<float, 64, 8> g_next_scratch;
-    TASSIGN(g_next_scratch, 0x18800);
-    UbTile<float, 64, 64> exp_g_row_sum_next_scratch;
-    TASSIGN(exp_g_row_sum_next_scratch, 0x20800);
-    UbTile<float, 64, 8> beta1_next_scratch;
-    TASSIGN(beta1_next_scratch, 0x18800);
-    UbTile<float, 64, 8> beta2_next_scratch;
-    TASSIGN(beta2_next_scratch, 0x18800);
+    auto g_first_scratch = tile_at<UbTile<float, 64, 8>>(0x800);
+    auto exp_g_row_sum_first_scratch = tile_at<UbTile<float, 64, 64>>(0x4100);
+    auto beta1_first_scratch = tile_at<UbTile<float, 64, 8>>(0x2800);
+    auto beta2_first_scratch = tile_at<UbTile<float, 64, 8>>(0x2800);
+    auto g_next_scratch = tile_at<UbTile<float, 64, 8>>(0x18800);
+    auto exp_g_row_sum_next_scratch = tile_at<UbTile<float, 64, 64>>(0x20800);
+    auto beta1_next_scratch = tile_at<UbTile<float, 64, 8>>(0x18800);
+    auto beta2_next_scratch = tile_at<UbTile<float, 64, 8>>(0x18800);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV;
@@ -3363,10 +2109,8 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
-        UbWidePart<float, 64> g_raw_first(rows_next);
-        TASSIGN(g_raw_first, 0x0);
-        auto g_raw_first_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(g_raw_first, g_raw_first_from);
+        auto g_raw_first = tile_at<UbWidePart<float, 64>>(0x0, rows_next);
+        if (rows_next > 0) TLOAD(g_raw_first, view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
         if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x0);
@@ -3384,28 +2128,21 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TCOLEXPAND(exp_g_expand_first, exp_g_segment_first);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_g_segment_row_first -> lower_64_mask_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_g_segment_row_first -> lower_64_mask_first
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_64_mask_gm, 64, 64, 64);
-                TLOAD(lower_64_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(lower_64_mask_first, view(lower_64_mask_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask_first -> exp_g_scaled_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // lower_64_mask_first -> exp_g_scaled_first
         if (rows_next > 0) TMUL(exp_g_scaled_first, exp_g_expand_first, lower_64_mask_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
-                UbCol<float, 64> sums;
-                TASSIGN(sums, 0x4000);
+                auto sums = tile_at<UbCol<float, 64>>(0x4000);
                 TROWSUM(sums, exp_g_scaled_first, exp_g_row_sum_first_scratch);
             }
         }
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
-                UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x20000);
+                auto to = tile_at<UbTile<float, 1, 64>>(0x20000);
                 TMOV(to, exp_g_row_sum_first);
             }
         }
@@ -3421,22 +2158,15 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TCOLEXPAND(G_times_expand_first, G_times_minus_1_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, G_times_expand_first, G_col_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(lower_fill_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(lower_fill_first, view(lower_fill_gm + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_fill_first -> lower_G_minus_G_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_fill_first -> lower_G_minus_G_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TADD(lower_G_minus_G_first, G_minus_G_first, lower_fill_first);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> beta1_raw_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> beta1_raw_first
-        UbWidePart<float, 64> beta1_raw_first(rows_next);
-        TASSIGN(beta1_raw_first, 0x2000);
-        auto beta1_raw_first_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(beta1_raw_first, beta1_raw_first_from);
+        auto beta1_raw_first = tile_at<UbWidePart<float, 64>>(0x2000, rows_next);
+        if (rows_next > 0) TLOAD(beta1_raw_first, view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta1_raw_first -> beta1_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta1_raw_first -> beta1_wide_first
         if (rows_next > 0) fill_wide(beta1_raw_first, rows_next, 0x2000);
@@ -3457,24 +2187,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
         wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k1_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k1_k1T_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k1_k1T_in_first, view(k1_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k1_k1T_in_first -> beta1_k1_k1T_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k1_k1T_in_first -> beta1_k1_k1T_first
         // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
         if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k1T_first, k1_k1T_in_first, beta1_col_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(beta1_k1_k1T_D_first, beta1_k1_k1T_first, D_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(strictly_lower_mask_first, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // strictly_lower_mask_first -> T1_strictly_lower_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // strictly_lower_mask_first -> T1_strictly_lower_first
         pipe_barrier(PIPE_V);
@@ -3484,54 +2204,26 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_lower_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_lower_first -> pairs_1_mask_of_16_first
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                UbBlock<half, 16, 64, 16> T1_diagonal_stack_first_from;
-                TASSIGN(T1_diagonal_stack_first_from, 0x4000 + (i * 65 + sub * 32) * 2);
-                UbTile<float, 16, 16> T1_diagonal_stack_first_to;
-                TASSIGN(T1_diagonal_stack_first_to, 0x2000 + i * 64);
-                TCVT(T1_diagonal_stack_first_to, T1_diagonal_stack_first_from, RoundMode::CAST_NONE);
-            }
-        }
+        if (rows_next > 0) diagonal_stack<16>(T1_diagonal_stack_first, 0x2000, T1_strictly_lower_f16_first, 0x4000 + sub * 64);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_strictly_lower_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T1_strictly_lower_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), T1_strictly_lower_f16_first);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // T1_strictly_lower_first -> pairs_1_mask_of_16_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_1_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_1_mask_of_16_first, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_of_16_first -> T1_diagonal_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_of_16_first -> T1_diagonal_2_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(T1_diagonal_2_first, T1_diagonal_stack_first, pairs_1_mask_of_16_first);
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T1_strictly_lower_f16_first -> eye_mask_of_16_first
-        if (rows_next > 0) {
-            {
-                auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(eye_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(eye_mask_of_16_first, view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_of_16_first -> T1_rows_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_of_16_first -> T1_rows_2_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TSUB(T1_rows_2_first, T1_diagonal_2_first, eye_mask_of_16_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_2_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_2_mask_of_16_first, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_2_mask_of_16_first -> T1_diagonal_4_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_2_mask_of_16_first -> T1_diagonal_4_first
         if (rows_next > 0) TMUL(T1_diagonal_4_first, T1_diagonal_stack_first, pairs_2_mask_of_16_first);
@@ -3543,29 +2235,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_rows_2_first -> pairs_4_mask_of_16_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_diagonal_4_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, T1_diagonal_4_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T1_diagonal_4_f16_first);
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // T1_diagonal_4_f16_first -> T1_diagonal_8_f16_first
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_rows_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, T1_rows_2_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T1_rows_2_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_rows_2_first -> pairs_4_mask_of_16_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_4_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_4_mask_of_16_first, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_of_16_first -> T1_diagonal_8_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_of_16_first -> T1_diagonal_8_first
         if (rows_next > 0) TMUL(T1_diagonal_8_first, T1_diagonal_stack_first, pairs_4_mask_of_16_first);
@@ -3575,20 +2252,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_8_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_diagonal_8_first -> pairs_8_mask_of_16_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_8_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, T1_diagonal_8_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T1_diagonal_8_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_8_f16_channel -> T1_diagonal_8_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_diagonal_8_first -> pairs_8_mask_of_16_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_8_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_8_mask_of_16_first, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask_of_16_first -> T1_diagonal_16_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_8_mask_of_16_first -> T1_diagonal_16_first
         if (rows_next > 0) TMUL(T1_diagonal_16_first, T1_diagonal_stack_first, pairs_8_mask_of_16_first);
@@ -3596,34 +2263,19 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TCVT(T1_diagonal_16_f16_first, T1_diagonal_16_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_diagonal_16_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T1_diagonal_16_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, T1_diagonal_16_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T1_diagonal_16_f16_first);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_diagonal_16_f16_first -> k1_k2T_in_first
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_16_f16_channel -> T1_diagonal_16_f16_in_first
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T1_diagonal_16_f16_first -> k1_k2T_in_first
         wait_flag_dev(0);  // k1_k2T_channel -> k1_k2T_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k1_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k1_k2T_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k1_k2T_in_first, view(k1_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k1_k2T_in_first -> beta1_k1_k2T_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k1_k2T_in_first -> beta1_k1_k2T_first
         // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
         if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_first, k1_k2T_in_first, beta1_col_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(beta1_k1_k2T_D_first, beta1_k1_k2T_first, D_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(strictly_lower_mask_2_first, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask_2_first -> operand_of_X_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // strictly_lower_mask_2_first -> operand_of_X_first
         pipe_barrier(PIPE_V);
@@ -3633,22 +2285,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_X_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // operand_of_X_first -> k2_k1T_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_X_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_X_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), operand_of_X_f16_first);
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // operand_of_X_f16_first -> k2_k1T_D_f16_first
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_X_f16_channel -> operand_of_X_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // operand_of_X_first -> k2_k1T_in_first
         wait_flag_dev(0);  // k2_k1T_channel -> k2_k1T_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k2_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k2_k1T_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k2_k1T_in_first, view(k2_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_in_first -> k2_k1T_D_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k2_k1T_in_first -> k2_k1T_D_first
         // k2_k1T_D = k2_k1T * D
@@ -3659,19 +2301,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k2_k1T_D_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k2_k1T_D_first -> beta2_raw_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k2_k1T_D_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, k2_k1T_D_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), k2_k1T_D_f16_first);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // k2_k1T_D_f16_first -> q_k1T_in_first
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // k2_k1T_D_f16_channel -> k2_k1T_D_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k2_k1T_D_first -> beta2_raw_first
-        UbWidePart<float, 64> beta2_raw_first(rows_next);
-        TASSIGN(beta2_raw_first, 0x2000);
-        auto beta2_raw_first_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(beta2_raw_first, beta2_raw_first_from);
+        auto beta2_raw_first = tile_at<UbWidePart<float, 64>>(0x2000, rows_next);
+        if (rows_next > 0) TLOAD(beta2_raw_first, view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta2_raw_first -> beta2_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta2_raw_first -> beta2_wide_first
         if (rows_next > 0) fill_wide(beta2_raw_first, rows_next, 0x2000);
@@ -3681,24 +2316,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         // k2_k1T = k2 @ k1.T
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta2_wide_first -> k2_k2T_in_first
         wait_flag_dev(0);  // k2_k2T_channel -> k2_k2T_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k2_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k2_k2T_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k2_k2T_in_first, view(k2_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k2_k2T_in_first -> k2_k2T_D_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k2_k2T_in_first -> k2_k2T_D_first
         // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
         if (rows_next > 0) TMUL(k2_k2T_D_first, k2_k2T_in_first, D_first);
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // k2_k1T_D_f16_first -> q_k1T_in_first
         wait_flag_dev(0);  // q_k1T_channel -> q_k1T_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_k1T_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_k1T_in_first, view(q_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_k1T_in_first -> q_k1T_D_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_k1T_in_first -> q_k1T_D_first
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
@@ -3708,20 +2333,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_k1T_D_first -> q_k2T_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, q_k1T_D_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_k1T_D_f16_first);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_k1T_D_first -> q_k2T_in_first
         wait_flag_dev(0);  // q_k2T_channel -> q_k2T_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_k2T_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_k2T_in_first, view(q_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_k2T_in_first -> q_k2T_D_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_k2T_in_first -> q_k2T_D_first
         if (rows_next > 0) TMUL(q_k2T_D_first, q_k2T_in_first, D_first);
@@ -3729,21 +2344,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TCVT(q_k2T_D_f16_first, q_k2T_D_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, q_k2T_D_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_k2T_D_f16_first);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_k2T_D_f16_first -> k2_k1T_D_X_in_first
         wait_flag_dev(0);  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_first
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_k2T_D_f16_first -> k2_k1T_D_X_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k2_k1T_D_X_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k2_k1T_D_X_in_first, view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_X_in_first -> k2_k2T_difference_first
         // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
@@ -3752,12 +2357,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDMUL(T2_difference_first, k2_k2T_difference_first, beta2_col_first);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // k2_k1T_D_X_in_first -> strictly_lower_mask_3_first
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_3_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(strictly_lower_mask_3_first, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_3_first -> T2_strictly_lower_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_3_first -> T2_strictly_lower_first
         pipe_barrier(PIPE_V);
@@ -3766,44 +2366,21 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TCVT(T2_strictly_lower_f16_first, T2_strictly_lower_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_first -> store
         pipe_barrier(PIPE_V);
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                UbBlock<half, 16, 64, 16> T2_diagonal_stack_first_from;
-                TASSIGN(T2_diagonal_stack_first_from, 0x800 + (i * 65 + sub * 32) * 2);
-                UbTile<float, 16, 16> T2_diagonal_stack_first_to;
-                TASSIGN(T2_diagonal_stack_first_to, 0x0 + i * 64);
-                TCVT(T2_diagonal_stack_first_to, T2_diagonal_stack_first_from, RoundMode::CAST_NONE);
-            }
-        }
+        if (rows_next > 0) diagonal_stack<16>(T2_diagonal_stack_first, 0x0, T2_strictly_lower_f16_first, 0x800 + sub * 64);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, T2_strictly_lower_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), T2_strictly_lower_f16_first);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_first
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // T2_strictly_lower_f16_first -> pairs_1_mask_of_16_2_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_1_mask_of_16_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_1_mask_of_16_2_first, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16_2_first -> T2_diagonal_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16_2_first -> T2_diagonal_2_first
         if (rows_next > 0) TMUL(T2_diagonal_2_first, T2_diagonal_stack_first, pairs_1_mask_of_16_2_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TSUB(T2_rows_2_first, T2_diagonal_2_first, eye_mask_of_16_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_2_mask_of_16_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_2_mask_of_16_2_first, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_of_16_2_first -> T2_diagonal_4_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_of_16_2_first -> T2_diagonal_4_first
         if (rows_next > 0) TMUL(T2_diagonal_4_first, T2_diagonal_stack_first, pairs_2_mask_of_16_2_first);
@@ -3815,29 +2392,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_rows_2_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_first -> pairs_4_mask_of_16_2_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T2_diagonal_4_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, T2_diagonal_4_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T2_diagonal_4_f16_first);
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // T2_diagonal_4_f16_first -> T2_diagonal_8_f16_first
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_rows_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, T2_rows_2_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T2_rows_2_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T2_rows_2_first -> pairs_4_mask_of_16_2_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_4_mask_of_16_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_4_mask_of_16_2_first, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_4_mask_of_16_2_first -> T2_diagonal_8_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_4_mask_of_16_2_first -> T2_diagonal_8_first
         if (rows_next > 0) TMUL(T2_diagonal_8_first, T2_diagonal_stack_first, pairs_4_mask_of_16_2_first);
@@ -3847,20 +2409,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_diagonal_8_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_diagonal_8_first -> pairs_8_mask_of_16_2_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_diagonal_8_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, T2_diagonal_8_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T2_diagonal_8_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_diagonal_8_first -> pairs_8_mask_of_16_2_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_8_mask_of_16_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_8_mask_of_16_2_first, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_8_mask_of_16_2_first -> T2_diagonal_16_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_8_mask_of_16_2_first -> T2_diagonal_16_first
         if (rows_next > 0) TMUL(T2_diagonal_16_first, T2_diagonal_stack_first, pairs_8_mask_of_16_2_first);
@@ -3868,37 +2420,21 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         if (rows_next > 0) TCVT(T2_diagonal_16_f16_first, T2_diagonal_16_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_16_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_16_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, T2_diagonal_16_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T2_diagonal_16_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_first
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_diagonal_16_f16_first -> S_0_raw
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // T2_diagonal_16_f16_first -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
-        UbPart<half, 32, 128> v1_raw_first(part_next, 128);
-        TASSIGN(v1_raw_first, 0x8000);
-        if (part_next > 0) {
-            auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v1_raw_first, from);
-        }
+        auto v1_raw_first = tile_at<UbPart<half, 32, 128>>(0x8000, part_next, 128);
+        if (part_next > 0) TLOAD(v1_raw_first, view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v1_raw_first -> v1_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v1_raw_first -> v1_first
         if (rows_next > 0) fill_rows(v1_first, v1_raw_first, part_next, 0x8000);
-        UbPart<half, 32, 128> v2_raw_first(part_next, 128);
-        TASSIGN(v2_raw_first, 0xc000);
-        if (part_next > 0) {
-            auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v2_raw_first, from);
-        }
+        auto v2_raw_first = tile_at<UbPart<half, 32, 128>>(0xc000, part_next, 128);
+        if (part_next > 0) TLOAD(v2_raw_first, view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v2_raw_first -> v2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // v2_raw_first -> v2_first
         if (rows_next > 0) fill_rows(v2_first, v2_raw_first, part_next, 0xc000);
@@ -3935,20 +2471,15 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             const float chunk_decay = exp_G.GetValue(63);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
+            TSTORE(view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), S_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // S_f16 -> v2_f32
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
             TCVT(v1_f32, v1, RoundMode::CAST_NONE);
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // S_f16 -> v2_f32
             TCVT(v2_f32, v2, RoundMode::CAST_NONE);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
-            UbWidePart<float, 64> g_raw_next(rows_next);
-            TASSIGN(g_raw_next, 0x18000);
-            auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
+            auto g_raw_next = tile_at<UbWidePart<float, 64>>(0x18000, rows_next);
+            if (rows_next > 0) TLOAD(g_raw_next, view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // g_raw_next -> g_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // g_raw_next -> g_wide_next
             if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x18000);
@@ -3966,28 +2497,21 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TCOLEXPAND(exp_g_expand_next, exp_g_segment_next);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // exp_g_segment_row_next -> lower_64_mask_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // exp_g_segment_row_next -> lower_64_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_64_mask_gm, 64, 64, 64);
-                    TLOAD(lower_64_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(lower_64_mask_next, view(lower_64_mask_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask_next -> exp_g_scaled_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // lower_64_mask_next -> exp_g_scaled_next
             if (rows_next > 0) TMUL(exp_g_scaled_next, exp_g_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
-                    UbCol<float, 64> sums;
-                    TASSIGN(sums, 0x1c000);
+                    auto sums = tile_at<UbCol<float, 64>>(0x1c000);
                     TROWSUM(sums, exp_g_scaled_next, exp_g_row_sum_next_scratch);
                 }
             }
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
-                    UbTile<float, 1, 64> to;
-                    TASSIGN(to, 0x1a000);
+                    auto to = tile_at<UbTile<float, 1, 64>>(0x1a000);
                     TMOV(to, exp_g_row_sum_next);
                 }
             }
@@ -4003,22 +2527,15 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TCOLEXPAND(G_times_expand_next, G_times_minus_1_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, G_times_expand_next, G_col_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(lower_fill_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(lower_fill_next, view(lower_fill_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill_next -> lower_G_minus_G_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // lower_fill_next -> lower_G_minus_G_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(lower_G_minus_G_next, G_minus_G_next, lower_fill_next);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_fill_next -> beta1_raw_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // lower_fill_next -> beta1_raw_next
-            UbWidePart<float, 64> beta1_raw_next(rows_next);
-            TASSIGN(beta1_raw_next, 0x18000);
-            auto beta1_raw_next_from = view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(beta1_raw_next, beta1_raw_next_from);
+            auto beta1_raw_next = tile_at<UbWidePart<float, 64>>(0x18000, rows_next);
+            if (rows_next > 0) TLOAD(beta1_raw_next, view(beta1_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta1_raw_next -> beta1_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta1_raw_next -> beta1_wide_next
             if (rows_next > 0) fill_wide(beta1_raw_next, rows_next, 0x18000);
@@ -4041,34 +2558,22 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // last_G_minus_G_next -> k1_k1T_in_next
             wait_flag_dev(0);  // k1_k1T_channel -> k1_k1T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k1_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k1_k1T_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k1_k1T_in_next, view(k1_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k1T_in_next -> beta1_k1_k1T_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k1_k1T_in_next -> beta1_k1_k1T_next
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
             if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k1T_next, k1_k1T_in_next, beta1_col_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(beta1_k1_k1T_D_next, beta1_k1_k1T_next, D_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(strictly_lower_mask_next, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_next -> T1_strictly_lower_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // strictly_lower_mask_next -> T1_strictly_lower_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(T1_strictly_lower_next, beta1_k1_k1T_D_next, strictly_lower_mask_next);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_next -> beta2_raw_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_next -> beta2_raw_next
-            UbWidePart<float, 64> beta2_raw_next(rows_next);
-            TASSIGN(beta2_raw_next, 0x18000);
-            auto beta2_raw_next_from = view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(beta2_raw_next, beta2_raw_next_from);
+            auto beta2_raw_next = tile_at<UbWidePart<float, 64>>(0x18000, rows_next);
+            if (rows_next > 0) TLOAD(beta2_raw_next, view(beta2_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta2_raw_next -> beta2_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta2_raw_next -> beta2_wide_next
             if (rows_next > 0) fill_wide(beta2_raw_next, rows_next, 0x18000);
@@ -4078,24 +2583,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             // k2_k1T = k2 @ k1.T
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // beta2_wide_next -> k1_k2T_in_next
             wait_flag_dev(0);  // k1_k2T_channel -> k1_k2T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k1_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k1_k2T_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k1_k2T_in_next, view(k1_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k2T_in_next -> beta1_k1_k2T_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_k2T_in_next -> beta1_k1_k2T_next
             // X = T1 @ strictly_lower(beta1[:, None] * (k1 @ k2.T) * D)
             if (rows_next > 0) TROWEXPANDMUL(beta1_k1_k2T_next, k1_k2T_in_next, beta1_col_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TMUL(beta1_k1_k2T_D_next, beta1_k1_k2T_next, D_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(strictly_lower_mask_2_next, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_2_next -> operand_of_X_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask_2_next -> operand_of_X_next
             pipe_barrier(PIPE_V);
@@ -4105,64 +2600,31 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T1_strictly_lower_f16_next -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_lower_next -> k2_k1T_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // T1_strictly_lower_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T1_strictly_lower_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T1_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), T1_strictly_lower_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_strictly_lower_f16_channel -> T1_strictly_lower_f16_in_next
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // T1_strictly_lower_next -> k2_k1T_in_next
             wait_flag_dev(0);  // k2_k1T_channel -> k2_k1T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k2_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k2_k1T_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k2_k1T_in_next, view(k2_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_in_next -> k2_k1T_D_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k1T_in_next -> k2_k1T_D_next
             // k2_k1T_D = k2_k1T * D
             if (rows_next > 0) TMUL(k2_k1T_D_next, k2_k1T_in_next, D_next);
             // T1 = unit_lower_inverse(strictly_lower(beta1[:, None] * (k1 @ k1.T) * D))
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    UbBlock<half, 16, 64, 16> T1_diagonal_stack_next_from;
-                    TASSIGN(T1_diagonal_stack_next_from, 0x1e000 + (i * 65 + sub * 32) * 2);
-                    UbTile<float, 16, 16> T1_diagonal_stack_next_to;
-                    TASSIGN(T1_diagonal_stack_next_to, 0x1f000 + i * 64);
-                    TCVT(T1_diagonal_stack_next_to, T1_diagonal_stack_next_from, RoundMode::CAST_NONE);
-                }
-            }
+            if (rows_next > 0) diagonal_stack<16>(T1_diagonal_stack_next, 0x1f000, T1_strictly_lower_f16_next, 0x1e000 + sub * 64);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // T1_strictly_lower_f16_next -> pairs_1_mask_of_16_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_1_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_1_mask_of_16_next, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask_of_16_next -> T1_diagonal_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_1_mask_of_16_next -> T1_diagonal_2_next
             if (rows_next > 0) TMUL(T1_diagonal_2_next, T1_diagonal_stack_next, pairs_1_mask_of_16_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(eye_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(eye_mask_of_16_next, view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // eye_mask_of_16_next -> T1_rows_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // eye_mask_of_16_next -> T1_rows_2_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TSUB(T1_rows_2_next, T1_diagonal_2_next, eye_mask_of_16_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_2_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_2_mask_of_16_next, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_2_mask_of_16_next -> T1_diagonal_4_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_2_mask_of_16_next -> T1_diagonal_4_next
             if (rows_next > 0) TMUL(T1_diagonal_4_next, T1_diagonal_stack_next, pairs_2_mask_of_16_next);
@@ -4174,29 +2636,14 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_next -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_4_mask_of_16_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // T1_diagonal_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, T1_diagonal_4_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T1_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T1_diagonal_4_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_diagonal_4_f16_channel -> T1_diagonal_4_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T1_rows_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, T1_rows_2_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T1_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T1_rows_2_f16_next);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // T1_rows_2_f16_next -> T1_diagonal_8_f16_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T1_rows_2_f16_channel -> T1_rows_2_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // T1_rows_2_next -> pairs_4_mask_of_16_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_4_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_4_mask_of_16_next, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_of_16_next -> T1_diagonal_8_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_of_16_next -> T1_diagonal_8_next
             if (rows_next > 0) TMUL(T1_diagonal_8_next, T1_diagonal_stack_next, pairs_4_mask_of_16_next);
@@ -4206,19 +2653,9 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_diagonal_8_f16_next -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_diagonal_8_next -> pairs_8_mask_of_16_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // T1_diagonal_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, T1_diagonal_8_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T1_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T1_diagonal_8_f16_next);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T1_diagonal_8_next -> pairs_8_mask_of_16_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_8_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_8_mask_of_16_next, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_8_mask_of_16_next -> T1_diagonal_16_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_8_mask_of_16_next -> T1_diagonal_16_next
             if (rows_next > 0) TMUL(T1_diagonal_16_next, T1_diagonal_stack_next, pairs_8_mask_of_16_next);
@@ -4226,40 +2663,22 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TCVT(T1_diagonal_16_f16_next, T1_diagonal_16_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_16_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T1_diagonal_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, T1_diagonal_16_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T1_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T1_diagonal_16_f16_next);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // T1_diagonal_16_f16_next -> operand_of_X_f16_next
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // T1_diagonal_16_f16_next -> operand_of_X_f16_next
             if (rows_next > 0) TCVT(operand_of_X_f16_next, operand_of_X_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_X_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // operand_of_X_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, operand_of_X_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(operand_of_X_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), operand_of_X_f16_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(k2_k1T_D_f16_next, k2_k1T_D_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k2_k1T_D_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k2_k1T_D_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, k2_k1T_D_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k2_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), k2_k1T_D_f16_next);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // k2_k1T_D_f16_next -> k1_S_in
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // k2_k1T_D_f16_next -> k1_S_in
             wait_flag_dev(0);  // k1_S_channel -> k1_S_in
-            {
-                auto from = view(k1_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k1_S_in, from);
-            }
+            TLOAD(k1_S_in, view(k1_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_S_in -> exp_G_k1_S
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k1_S_in -> exp_G_k1_S
             // Y = T1 @ (beta1[:, None] * (v1 - exp(G)[:, None] * (k1 @ S)))
@@ -4273,18 +2692,12 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta1_Y_difference_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta1_Y_difference -> k2_S_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // beta1_Y_difference_f16 -> store
-            {
-                auto to = view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, beta1_Y_difference_f16);
-            }
+            TSTORE(view(beta1_Y_difference_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), beta1_Y_difference_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // beta1_Y_difference_f16_channel -> beta1_Y_difference_f16_in
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // beta1_Y_difference_f16 -> q_S_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // beta1_Y_difference -> k2_S_in
             wait_flag_dev(0);  // k2_S_channel -> k2_S_in
-            {
-                auto from = view(k2_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k2_S_in, from);
-            }
+            TLOAD(k2_S_in, view(k2_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k2_S_in -> exp_G_k2_S
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k2_S_in -> exp_G_k2_S
             // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
@@ -4294,33 +2707,20 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_k2_S -> k2_k2T_in_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_k2_S -> k2_k2T_in_next
             wait_flag_dev(0);  // k2_k2T_channel -> k2_k2T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k2_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k2_k2T_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k2_k2T_in_next, view(k2_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k2T_in_next -> k2_k2T_D_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k2_k2T_in_next -> k2_k2T_D_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
             if (rows_next > 0) TMUL(k2_k2T_D_next, k2_k2T_in_next, D_next);
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // beta1_Y_difference_f16 -> q_S_in
             wait_flag_dev(0);  // q_S_channel -> q_S_in
-            {
-                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(q_S_in, from);
-            }
+            TLOAD(q_S_in, view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> exp_G_q_S
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in -> exp_G_q_S
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
             wait_flag_dev(0);  // q_k1T_channel -> q_k1T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_k1T_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_k1T_in_next, view(q_k1T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k1T_in_next -> q_k1T_D_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_k1T_in_next -> q_k1T_D_next
             if (rows_next > 0) TMUL(q_k1T_D_next, q_k1T_in_next, D_next);
@@ -4329,20 +2729,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_next -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_k1T_D_next -> q_k2T_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_k1T_D_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, q_k1T_D_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_k1T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_k1T_D_f16_next);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_k1T_D_next -> q_k2T_in_next
             wait_flag_dev(0);  // q_k2T_channel -> q_k2T_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_k2T_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_k2T_in_next, view(q_k2T_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k2T_in_next -> q_k2T_D_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_k2T_in_next -> q_k2T_D_next
             if (rows_next > 0) TMUL(q_k2T_D_next, q_k2T_in_next, D_next);
@@ -4351,21 +2741,11 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_next -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_k2T_D_next -> k2_k1T_D_X_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_k2T_D_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, q_k2T_D_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_k2T_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_k2T_D_f16_next);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // q_k2T_D_f16_next -> T2_diagonal_stack_next
             wait_flag_dev(0);  // k2_k1T_D_X_channel -> k2_k1T_D_X_in_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_k2T_D_next -> k2_k1T_D_X_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k2_k1T_D_X_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k2_k1T_D_X_in_next, view(k2_k1T_D_X_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k2_k1T_D_X_in_next -> k2_k2T_difference_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
@@ -4374,12 +2754,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TROWEXPANDMUL(T2_difference_next, k2_k2T_difference_next, beta2_col_next);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k2_k1T_D_X_in_next -> strictly_lower_mask_3_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_3_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(strictly_lower_mask_3_next, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // strictly_lower_mask_3_next -> T2_strictly_lower_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // strictly_lower_mask_3_next -> T2_strictly_lower_next
             pipe_barrier(PIPE_V);
@@ -4389,31 +2764,15 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_next -> store
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // q_k2T_D_f16_next -> T2_diagonal_stack_next
             pipe_barrier(PIPE_V);
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    UbBlock<half, 16, 64, 16> T2_diagonal_stack_next_from;
-                    TASSIGN(T2_diagonal_stack_next_from, 0x16000 + (i * 65 + sub * 32) * 2);
-                    UbTile<float, 16, 16> T2_diagonal_stack_next_to;
-                    TASSIGN(T2_diagonal_stack_next_to, 0x1c000 + i * 64);
-                    TCVT(T2_diagonal_stack_next_to, T2_diagonal_stack_next_from, RoundMode::CAST_NONE);
-                }
-            }
+            if (rows_next > 0) diagonal_stack<16>(T2_diagonal_stack_next, 0x1c000, T2_strictly_lower_f16_next, 0x16000 + sub * 64);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // T2_strictly_lower_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, T2_strictly_lower_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T2_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), T2_strictly_lower_f16_next);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_strictly_lower_f16_channel -> T2_strictly_lower_f16_in_next
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // T2_strictly_lower_f16_next -> k2_k1T_D_Y_in
-            {
-                auto from = view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k2_k1T_D_Y_in, from);
-            }
+            TLOAD(k2_k1T_D_Y_in, view(k2_k1T_D_Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_Y_in -> k2_k1T_difference
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k2_k1T_D_Y_in -> k2_k1T_difference
             // U2 = T2 @ (beta2[:, None] * (v2 - exp_G[:, None] * (k2 @ S) - k2_k1T_D @ Y))
@@ -4425,30 +2784,17 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U2_term_minus_A_Y_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // U2_term_minus_A_Y -> pairs_1_mask_of_16_2_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U2_term_minus_A_Y_f16 -> store
-            {
-                auto to = view(U2_term_minus_A_Y_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, U2_term_minus_A_Y_f16);
-            }
+            TSTORE(view(U2_term_minus_A_Y_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), U2_term_minus_A_Y_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // U2_term_minus_A_Y_f16_channel -> U2_term_minus_A_Y_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // U2_term_minus_A_Y -> pairs_1_mask_of_16_2_next
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_1_mask_of_16_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_1_mask_of_16_2_next, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_1_mask_of_16_2_next -> T2_diagonal_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_1_mask_of_16_2_next -> T2_diagonal_2_next
             if (rows_next > 0) TMUL(T2_diagonal_2_next, T2_diagonal_stack_next, pairs_1_mask_of_16_2_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TSUB(T2_rows_2_next, T2_diagonal_2_next, eye_mask_of_16_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_2_mask_of_16_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_2_mask_of_16_2_next, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_of_16_2_next -> T2_diagonal_4_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_of_16_2_next -> T2_diagonal_4_next
             if (rows_next > 0) TMUL(T2_diagonal_4_next, T2_diagonal_stack_next, pairs_2_mask_of_16_2_next);
@@ -4459,32 +2805,17 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TCVT(T2_rows_2_f16_next, T2_rows_2_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_rows_2_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // T2_diagonal_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, T2_diagonal_4_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T2_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T2_diagonal_4_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_4_f16_channel -> T2_diagonal_4_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // T2_rows_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, T2_rows_2_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T2_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T2_rows_2_f16_next);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_rows_2_f16_next -> chunk_decay_S
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_rows_2_f16_channel -> T2_rows_2_f16_in_next
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // T2_rows_2_f16_next -> chunk_decay_S
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             TMULS(chunk_decay_S, S, chunk_decay);
             // T2 = unit_lower_inverse(strictly_lower(beta2[:, None] * ((k2 @ k2.T) * D - k2_k1T_D @ X)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_4_mask_of_16_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_4_mask_of_16_2_next, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_of_16_2_next -> T2_diagonal_8_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_of_16_2_next -> T2_diagonal_8_next
             if (rows_next > 0) TMUL(T2_diagonal_8_next, T2_diagonal_stack_next, pairs_4_mask_of_16_2_next);
@@ -4493,20 +2824,10 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_8_f16_next -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T2_diagonal_8_next -> pairs_8_mask_of_16_2_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // T2_diagonal_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, T2_diagonal_8_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T2_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T2_diagonal_8_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_8_f16_channel -> T2_diagonal_8_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // T2_diagonal_8_next -> pairs_8_mask_of_16_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_8_mask_of_16_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_8_mask_of_16_2_next, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_of_16_2_next -> T2_diagonal_16_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_of_16_2_next -> T2_diagonal_16_next
             if (rows_next > 0) TMUL(T2_diagonal_16_next, T2_diagonal_stack_next, pairs_8_mask_of_16_2_next);
@@ -4514,33 +2835,19 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             if (rows_next > 0) TCVT(T2_diagonal_16_f16_next, T2_diagonal_16_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_diagonal_16_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // T2_diagonal_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, T2_diagonal_16_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(T2_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), T2_diagonal_16_f16_next);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T2_diagonal_16_f16_next -> U2_in
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // T2_diagonal_16_f16_channel -> T2_diagonal_16_f16_in_next
             wait_flag_dev(0);  // U2_channel -> U2_in
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // T2_diagonal_16_f16_next -> U2_in
-            {
-                auto from = view(U2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(U2_in, from);
-            }
+            TLOAD(U2_in, view(U2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U2_in -> W_U2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // U2_in -> W_U2
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             TROWEXPANDMUL(W_U2, U2_in, W);
-            {
-                auto from = view(Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(Y_in, from);
-            }
+            TLOAD(Y_in, view(Y_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             wait_flag_dev(0);  // X_U2_channel -> X_U2_in
-            {
-                auto from = view(X_U2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(X_U2_in, from);
-            }
+            TLOAD(X_U2_in, view(X_U2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // X_U2_in -> U1
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // X_U2_in -> U1
             // U1 = Y - X @ U2
@@ -4549,29 +2856,20 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TCVT(U1_f16, U1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // U1_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // U1_f16 -> store
-            {
-                auto to = view(U1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, U1_f16);
-            }
+            TSTORE(view(U1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), U1_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // U1_f16_channel -> U1_f16_in
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
             TROWEXPANDMUL(W_U1, U1, W);
             wait_flag_dev(0);  // o_sum_part_channel -> o_sum_part_in
-            {
-                auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_part_in, from);
-            }
+            TLOAD(o_sum_part_in, view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // o_sum_part_in -> o_sum
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // o_sum_part_in -> o_sum
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k1.T) * D) @ U1 + ((q @ k2.T) * D) @ U2)
             TADD(o_sum, exp_G_q_S, o_sum_part_in);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o_sum_part_in -> o_sum_2_part_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // o_sum_part_in -> o_sum_2_part_in
-            {
-                auto from = view(o_sum_2_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_2_part_in, from);
-            }
+            TLOAD(o_sum_2_part_in, view(o_sum_2_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_part_in -> o_sum_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_part_in -> o_sum_2
             TADD(o_sum_2, o_sum, o_sum_2_part_in);
@@ -4580,37 +2878,26 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             TCVT(W_U1_f16, W_U1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // W_U1_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // W_U1_f16 -> store
-            {
-                auto to = view(W_U1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, W_U1_f16);
-            }
+            TSTORE(view(W_U1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), W_U1_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // W_U1_f16_channel -> W_U1_f16_in
             pipe_barrier(PIPE_V);
             TCVT(W_U2_f16, W_U2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // W_U2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // W_U2_f16 -> store
-            {
-                auto to = view(W_U2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, W_U2_f16);
-            }
+            TSTORE(view(W_U2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), W_U2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // W_U2_f16_channel -> W_U2_f16_in
             pipe_barrier(PIPE_V);
             TCVT(o_f16, o, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
             if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x1c000);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
+                auto valid = tile_at<UbPart<half, 32, 128>>(0x1c000, part, 128);
+                TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
             }
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // o_f16 -> S_sum_part_in
             wait_flag_dev(0);  // S_sum_part_channel -> S_sum_part_in
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // o_f16 -> S_sum_part_in
-            {
-                auto from = view(S_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_sum_part_in, from);
-            }
+            TLOAD(S_sum_part_in, view(S_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_sum_part_in -> S_sum
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_sum_part_in -> S_sum
             // S = exp(last(G)) * S + k1.T @ (W * U1) + k2.T @ (W * U2)
@@ -4618,29 +2905,18 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum_part_in -> S_next_part_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_sum_part_in -> S_next_part_in
             wait_flag_dev(0);  // S_next_part_channel -> S_next_part_in
-            {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
-            }
+            TLOAD(S_next_part_in, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // S_next_part_in -> S_next
             TADD(S_next, S_sum, S_next_part_in);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
-            UbPart<half, 32, 128> v1_raw_next(part_next, 128);
-            TASSIGN(v1_raw_next, 0x8000 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v1_raw_next, from);
-            }
+            auto v1_raw_next = tile_at<UbPart<half, 32, 128>>(0x8000 + (c + 1) % 2 * 8192, part_next, 128);
+            if (part_next > 0) TLOAD(v1_raw_next, view(v1_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v1_raw_next -> v1_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // v1_raw_next -> v1_next
             if (rows_next > 0) fill_rows(v1_next, v1_raw_next, part_next, 0x8000 + (c + 1) % 2 * 8192);
-            UbPart<half, 32, 128> v2_raw_next(part_next, 128);
-            TASSIGN(v2_raw_next, 0xc000 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v2_raw_next, from);
-            }
+            auto v2_raw_next = tile_at<UbPart<half, 32, 128>>(0xc000 + (c + 1) % 2 * 8192, part_next, 128);
+            if (part_next > 0) TLOAD(v2_raw_next, view(v2_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v2_raw_next -> v2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v2_raw_next -> v2_next
             if (rows_next > 0) fill_rows(v2_next, v2_raw_next, part_next, 0xc000 + (c + 1) % 2 * 8192);
@@ -4648,10 +2924,7 @@ PTO_ENTRY void gated_delta_product_o_S_fp16(
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // S_next_part_in -> g_raw_next
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_next -> store
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), S);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> g_raw_first

@@ -154,10 +154,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -212,8 +223,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -239,8 +249,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -251,10 +260,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -441,334 +500,167 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ float *to_middle_1_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 106496);
     __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 274432);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<float, 64, 64> lower_mask;
-    TASSIGN(lower_mask, 0x0);
-    TileLeft<float, 64, 64> G_left;
-    TASSIGN(G_left, 0x0);
-    L1Tile<float, 64, 128> exp_g_times_0_sum_in;
-    TASSIGN(exp_g_times_0_sum_in, 0x4000);
-    TileRight<float, 64, 128> G_right;
-    TASSIGN(G_right, 0x0);
-    TileAcc<float, 64, 128> G;
-    TASSIGN(G, 0x0);
-    L1Tile<float, 64, 64> to_middle_32_of_0_1;
-    TASSIGN(to_middle_32_of_0_1, 0xc000);
-    TileLeft<float, 64, 64> G_to_32_left;
-    TASSIGN(G_to_32_left, 0x8000);
-    L1Tile<float, 64, 128> G_in;
-    TASSIGN(G_in, 0x10000);
-    TileRight<float, 64, 128> G_to_32_right;
-    TASSIGN(G_to_32_right, 0x8000);
-    TileAcc<float, 64, 128> G_to_32;
-    TASSIGN(G_to_32, 0x8000);
-    L1Tile<half, 64, 64> Tinv_zeros;
-    TASSIGN(Tinv_zeros, 0x18000);
-    L1Tile<float, 64, 64> to_middle_16_of_0_1;
-    TASSIGN(to_middle_16_of_0_1, 0x1a000);
-    TileLeft<float, 64, 64> G_to_16_left;
-    TASSIGN(G_to_16_left, 0x0);
-    TileRight<float, 64, 128> G_to_16_right;
-    TASSIGN(G_to_16_right, 0x0);
-    TileAcc<float, 64, 128> G_to_16;
-    TASSIGN(G_to_16, 0x10000);
-    L1Tile<float, 64, 64> to_middle_8_of_0_1;
-    TASSIGN(to_middle_8_of_0_1, 0x1e000);
-    TileLeft<float, 64, 64> G_to_8_left;
-    TASSIGN(G_to_8_left, 0x8000);
-    TileRight<float, 64, 128> G_to_8_right;
-    TASSIGN(G_to_8_right, 0x8000);
-    TileAcc<float, 64, 128> G_to_8;
-    TASSIGN(G_to_8, 0x18000);
-    L1Tile<float, 64, 64> to_middle_4_of_0_1;
-    TASSIGN(to_middle_4_of_0_1, 0x22000);
-    TileLeft<float, 64, 64> G_to_4_left;
-    TASSIGN(G_to_4_left, 0x0);
-    TileRight<float, 64, 128> G_to_4_right;
-    TASSIGN(G_to_4_right, 0x0);
-    TileAcc<float, 64, 128> G_to_4;
-    TASSIGN(G_to_4, 0x0);
-    L1Tile<float, 64, 64> to_middle_2_of_0_1;
-    TASSIGN(to_middle_2_of_0_1, 0x26000);
-    TileLeft<float, 64, 64> G_to_2_left;
-    TASSIGN(G_to_2_left, 0x8000);
-    TileRight<float, 64, 128> G_to_2_right;
-    TASSIGN(G_to_2_right, 0x8000);
-    TileAcc<float, 64, 128> G_to_2;
-    TASSIGN(G_to_2, 0x8000);
-    L1Tile<float, 64, 64> to_middle_1_of_0_1;
-    TASSIGN(to_middle_1_of_0_1, 0x2a000);
-    TileLeft<float, 64, 64> G_to_1_left;
-    TASSIGN(G_to_1_left, 0x0);
-    TileRight<float, 64, 128> G_to_1_right;
-    TASSIGN(G_to_1_right, 0x0);
-    TileAcc<float, 64, 128> G_to_1;
-    TASSIGN(G_to_1, 0x10000);
-    L1Tile<half, 64, 128> q_cube;
-    TASSIGN(q_cube, 0x2e000);
-    TileLeft<half, 64, 128> q_kT_left;
-    TASSIGN(q_kT_left, 0x8000);
-    L1Tile<half, 64, 128> k_cube;
-    TASSIGN(k_cube, 0x32000);
-    TileRight<half, 128, 64> q_kT_right;
-    TASSIGN(q_kT_right, 0x8000);
-    TileAcc<float, 64, 64> q_kT;
-    TASSIGN(q_kT, 0x18000);
-    L1Tile<half, 64, 128> erase_exp_G_to_32_f16_in;
-    TASSIGN(erase_exp_G_to_32_f16_in, 0x36000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_left;
-    TASSIGN(k_exp_G_to_product_left, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_32_f16_in;
-    TASSIGN(k_exp_G_to_32_f16_in, 0x3a000);
-    TileRight<half, 128, 64> k_exp_G_to_product_right;
-    TASSIGN(k_exp_G_to_product_right, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product;
-    TASSIGN(k_exp_G_to_product, 0x1c000);
-    L1Tile<half, 64, 128> q_exp_G_to_32_f16_in;
-    TASSIGN(q_exp_G_to_32_f16_in, 0x3e000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_left;
-    TASSIGN(q_exp_G_to_product_left, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_right;
-    TASSIGN(q_exp_G_to_product_right, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product;
-    TASSIGN(q_exp_G_to_product, 0x0);
-    L1Tile<half, 64, 128> erase_exp_G_to_16_f16_in;
-    TASSIGN(erase_exp_G_to_16_f16_in, 0x42000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_2_left;
-    TASSIGN(k_exp_G_to_product_2_left, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_16_f16_in;
-    TASSIGN(k_exp_G_to_16_f16_in, 0x46000);
-    TileRight<half, 128, 64> k_exp_G_to_product_2_right;
-    TASSIGN(k_exp_G_to_product_2_right, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_2;
-    TASSIGN(k_exp_G_to_product_2, 0x4000);
-    L1Tile<half, 64, 128> q_exp_G_to_16_f16_in;
-    TASSIGN(q_exp_G_to_16_f16_in, 0x4a000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_2_left;
-    TASSIGN(q_exp_G_to_product_2_left, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_2_right;
-    TASSIGN(q_exp_G_to_product_2_right, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_2;
-    TASSIGN(q_exp_G_to_product_2, 0x8000);
-    L1Tile<half, 64, 128> erase_exp_G_to_8_f16_in;
-    TASSIGN(erase_exp_G_to_8_f16_in, 0x4e000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_3_left;
-    TASSIGN(k_exp_G_to_product_3_left, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_8_f16_in;
-    TASSIGN(k_exp_G_to_8_f16_in, 0x52000);
-    TileRight<half, 128, 64> k_exp_G_to_product_3_right;
-    TASSIGN(k_exp_G_to_product_3_right, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_3;
-    TASSIGN(k_exp_G_to_product_3, 0xc000);
-    L1Tile<half, 64, 128> q_exp_G_to_8_f16_in;
-    TASSIGN(q_exp_G_to_8_f16_in, 0x56000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_3_left;
-    TASSIGN(q_exp_G_to_product_3_left, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_3_right;
-    TASSIGN(q_exp_G_to_product_3_right, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_3;
-    TASSIGN(q_exp_G_to_product_3, 0x10000);
-    L1Tile<half, 64, 128> erase_exp_G_to_4_f16_in;
-    TASSIGN(erase_exp_G_to_4_f16_in, 0x5a000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_4_left;
-    TASSIGN(k_exp_G_to_product_4_left, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_4_f16_in;
-    TASSIGN(k_exp_G_to_4_f16_in, 0x5e000);
-    TileRight<half, 128, 64> k_exp_G_to_product_4_right;
-    TASSIGN(k_exp_G_to_product_4_right, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_4;
-    TASSIGN(k_exp_G_to_product_4, 0x14000);
-    L1Tile<half, 64, 128> q_exp_G_to_4_f16_in;
-    TASSIGN(q_exp_G_to_4_f16_in, 0x62000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_4_left;
-    TASSIGN(q_exp_G_to_product_4_left, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_4_right;
-    TASSIGN(q_exp_G_to_product_4_right, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_4;
-    TASSIGN(q_exp_G_to_product_4, 0x18000);
-    L1Tile<half, 64, 128> erase_exp_G_to_2_f16_in;
-    TASSIGN(erase_exp_G_to_2_f16_in, 0x66000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_5_left;
-    TASSIGN(k_exp_G_to_product_5_left, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_2_f16_in;
-    TASSIGN(k_exp_G_to_2_f16_in, 0x6a000);
-    TileRight<half, 128, 64> k_exp_G_to_product_5_right;
-    TASSIGN(k_exp_G_to_product_5_right, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_5;
-    TASSIGN(k_exp_G_to_product_5, 0x1c000);
-    L1Tile<half, 64, 128> q_exp_G_to_2_f16_in;
-    TASSIGN(q_exp_G_to_2_f16_in, 0x6e000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_5_left;
-    TASSIGN(q_exp_G_to_product_5_left, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_5_right;
-    TASSIGN(q_exp_G_to_product_5_right, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_5;
-    TASSIGN(q_exp_G_to_product_5, 0x0);
-    L1Tile<half, 64, 128> erase_exp_G_to_1_f16_in;
-    TASSIGN(erase_exp_G_to_1_f16_in, 0x72000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_6_left;
-    TASSIGN(k_exp_G_to_product_6_left, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_1_f16_in;
-    TASSIGN(k_exp_G_to_1_f16_in, 0x76000);
-    TileRight<half, 128, 64> k_exp_G_to_product_6_right;
-    TASSIGN(k_exp_G_to_product_6_right, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_6;
-    TASSIGN(k_exp_G_to_product_6, 0x4000);
-    L1Tile<half, 64, 128> q_exp_G_to_1_f16_in;
-    TASSIGN(q_exp_G_to_1_f16_in, 0x7a000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_6_left;
-    TASSIGN(q_exp_G_to_product_6_left, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_6_right;
-    TASSIGN(q_exp_G_to_product_6_right, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_6;
-    TASSIGN(q_exp_G_to_product_6, 0x8000);
-    L1Tile<half, 64, 64> Tinv_strictly_lower_f16_in;
-    TASSIGN(Tinv_strictly_lower_f16_in, 0x7e000);
-    L1Tile<half, 64, 128> exp_G_erase_f16_in;
-    TASSIGN(exp_G_erase_f16_in, 0x0);
-    TileLeft<half, 64, 128> exp_G_erase_S_left;
-    TASSIGN(exp_G_erase_S_left, 0x0);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x4000);
-    TileRight<half, 128, 128> exp_G_erase_S_right;
-    TASSIGN(exp_G_erase_S_right, 0x0);
-    TileAcc<float, 64, 128> exp_G_erase_S;
-    TASSIGN(exp_G_erase_S, 0xc000);
-    L1Tile<half, 64, 16> Tinv_diagonal_4_f16_in;
-    TASSIGN(Tinv_diagonal_4_f16_in, 0xc000);
-    TileLeft<half, 64, 16> Tinv_below_4_left;
-    TASSIGN(Tinv_below_4_left, 0x8000);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in;
-    TASSIGN(Tinv_rows_2_f16_in, 0xc800);
-    TileRight<half, 64, 16> Tinv_below_4_right;
-    TASSIGN(Tinv_below_4_right, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_4;
-    TASSIGN(Tinv_below_4, 0x14000);
-    TileLeft<half, 64, 16> identity_product_left;
-    TASSIGN(identity_product_left, 0x0);
-    L1Tile<half, 16, 16> identity;
-    TASSIGN(identity, 0xd000);
-    TileRight<half, 16, 16> identity_product_right;
-    TASSIGN(identity_product_right, 0x0);
-    TileAcc<float, 64, 16> identity_product;
-    TASSIGN(identity_product, 0x15000);
-    L1Tile<half, 64, 16> Tinv_below_4_f16;
-    TASSIGN(Tinv_below_4_f16, 0xd200);
-    TileLeft<half, 64, 16> Tinv_rows_4_left;
-    TASSIGN(Tinv_rows_4_left, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_4_right;
-    TASSIGN(Tinv_rows_4_right, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_4;
-    TASSIGN(Tinv_rows_4, 0x15000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16;
-    TASSIGN(Tinv_rows_4_f16, 0xda00);
-    L1Tile<half, 64, 16> Tinv_diagonal_8_f16_in;
-    TASSIGN(Tinv_diagonal_8_f16_in, 0xe200);
-    TileLeft<half, 64, 16> Tinv_below_8_left;
-    TASSIGN(Tinv_below_8_left, 0x0);
-    TileRight<half, 64, 16> Tinv_below_8_right;
-    TASSIGN(Tinv_below_8_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_8;
-    TASSIGN(Tinv_below_8, 0x16000);
-    L1Tile<half, 64, 16> Tinv_below_8_f16;
-    TASSIGN(Tinv_below_8_f16, 0xea00);
-    TileLeft<half, 64, 16> Tinv_rows_8_left;
-    TASSIGN(Tinv_rows_8_left, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_8_right;
-    TASSIGN(Tinv_rows_8_right, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_8;
-    TASSIGN(Tinv_rows_8, 0x15000);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16;
-    TASSIGN(Tinv_rows_8_f16, 0xf200);
-    L1Tile<half, 64, 16> Tinv_diagonal_16_f16_in;
-    TASSIGN(Tinv_diagonal_16_f16_in, 0xfa00);
-    TileLeft<half, 64, 16> Tinv_below_16_left;
-    TASSIGN(Tinv_below_16_left, 0x0);
-    TileRight<half, 64, 16> Tinv_below_16_right;
-    TASSIGN(Tinv_below_16_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_16;
-    TASSIGN(Tinv_below_16, 0x17000);
-    L1Tile<half, 64, 16> Tinv_below_16_f16;
-    TASSIGN(Tinv_below_16_f16, 0x10200);
-    TileLeft<half, 64, 16> Tinv_rows_16_left;
-    TASSIGN(Tinv_rows_16_left, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_16_right;
-    TASSIGN(Tinv_rows_16_right, 0x8000);
-    L1Tile<half, 64, 64> Tinv_blocks_16;
-    TASSIGN(Tinv_blocks_16, 0x18000);
-    TileLeft<half, 32, 16> Tinv_below_32_left;
-    TASSIGN(Tinv_below_32_left, 0x0);
-    TileRight<half, 32, 16> Tinv_below_32_right;
-    TASSIGN(Tinv_below_32_right, 0x0);
-    TileAcc<float, 32, 16> Tinv_below_32;
-    TASSIGN(Tinv_below_32, 0x18000);
-    L1Tile<half, 32, 16> Tinv_below_32_f16;
-    TASSIGN(Tinv_below_32_f16, 0x10a00);
-    TileLeft<half, 32, 16> Tinv_corner_32_left;
-    TASSIGN(Tinv_corner_32_left, 0x8000);
-    TileRight<half, 32, 16> Tinv_corner_32_right;
-    TASSIGN(Tinv_corner_32_right, 0x8000);
-    L1Tile<half, 64, 64> Tinv_blocks_32;
-    TASSIGN(Tinv_blocks_32, 0x18000);
-    TileLeft<half, 32, 32> Tinv_below_64_left;
-    TASSIGN(Tinv_below_64_left, 0x0);
-    TileRight<half, 32, 32> Tinv_below_64_right;
-    TASSIGN(Tinv_below_64_right, 0x0);
-    TileAcc<float, 32, 32> Tinv_below_64;
-    TASSIGN(Tinv_below_64, 0x19000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16;
-    TASSIGN(Tinv_below_64_f16, 0x10e00);
-    TileLeft<half, 32, 32> Tinv_corner_64_left;
-    TASSIGN(Tinv_corner_64_left, 0x8000);
-    TileRight<half, 32, 32> Tinv_corner_64_right;
-    TASSIGN(Tinv_corner_64_right, 0x8000);
-    TileAcc<float, 32, 32> Tinv_corner_64;
-    TASSIGN(Tinv_corner_64, 0x1a000);
-    L1Tile<half, 64, 64> Tinv_blocks_64;
-    TASSIGN(Tinv_blocks_64, 0x18000);
-    TileLeft<half, 64, 64> Tinv_left;
-    TASSIGN(Tinv_left, 0x0);
-    L1Tile<half, 64, 64> minus_identity;
-    TASSIGN(minus_identity, 0x11600);
-    TileRight<half, 64, 64> Tinv_right;
-    TASSIGN(Tinv_right, 0x0);
-    TileAcc<float, 64, 64> Tinv;
-    TASSIGN(Tinv, 0x1b000);
-    L1Tile<half, 64, 64> Tinv_f16;
-    TASSIGN(Tinv_f16, 0x13600);
-    TileLeft<half, 64, 64> U_left;
-    TASSIGN(U_left, 0x8000);
-    L1Tile<half, 64, 128> operand_of_U_f16_in;
-    TASSIGN(operand_of_U_f16_in, 0x15600);
-    TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0x8000);
-    TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0x0);
-    L1Tile<half, 64, 128> U_f16;
-    TASSIGN(U_f16, 0x19600);
-    L1Tile<half, 64, 128> k_decay_to_end_f16_in;
-    TASSIGN(k_decay_to_end_f16_in, 0x1d600);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x0);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x0);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x8000);
-    L1Tile<half, 64, 64> operand_of_o_f16_in;
-    TASSIGN(operand_of_o_f16_in, 0x21600);
-    TileLeft<half, 64, 64> operand_of_o_U_left;
-    TASSIGN(operand_of_o_U_left, 0x8000);
-    TileRight<half, 64, 128> operand_of_o_U_right;
-    TASSIGN(operand_of_o_U_right, 0x8000);
-    TileAcc<float, 64, 128> operand_of_o_U;
-    TASSIGN(operand_of_o_U, 0x18000);
-    L1Tile<half, 64, 128> exp_G_q_f16_in;
-    TASSIGN(exp_G_q_f16_in, 0x23600);
-    TileLeft<half, 64, 128> o_sum_left;
-    TASSIGN(o_sum_left, 0x0);
-    TileRight<half, 128, 128> o_sum_right;
-    TASSIGN(o_sum_right, 0x0);
-    TileAcc<float, 64, 128> o_sum;
-    TASSIGN(o_sum, 0x18000);
+    auto lower_mask = tile_at<L1Tile<float, 64, 64>>(0x0);
+    auto G_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto exp_g_times_0_sum_in = tile_at<L1Tile<float, 64, 128>>(0x4000);
+    auto G_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto to_middle_32_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0xc000);
+    auto G_to_32_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_in = tile_at<L1Tile<float, 64, 128>>(0x10000);
+    auto G_to_32_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_32 = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto Tinv_zeros = tile_at<L1Tile<half, 64, 64>>(0x18000);
+    auto to_middle_16_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x1a000);
+    auto G_to_16_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_to_16_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_16 = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto to_middle_8_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x1e000);
+    auto G_to_8_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_8_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_8 = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto to_middle_4_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x22000);
+    auto G_to_4_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_to_4_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_4 = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto to_middle_2_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x26000);
+    auto G_to_2_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_2_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_2 = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto to_middle_1_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x2a000);
+    auto G_to_1_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_to_1_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_1 = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto q_cube = tile_at<L1Tile<half, 64, 128>>(0x2e000);
+    auto q_kT_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_cube = tile_at<L1Tile<half, 64, 128>>(0x32000);
+    auto q_kT_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_kT = tile_at<TileAcc<float, 64, 64>>(0x18000);
+    auto erase_exp_G_to_32_f16_in = tile_at<L1Tile<half, 64, 128>>(0x36000);
+    auto k_exp_G_to_product_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_32_f16_in = tile_at<L1Tile<half, 64, 128>>(0x3a000);
+    auto k_exp_G_to_product_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product = tile_at<TileAcc<float, 64, 64>>(0x1c000);
+    auto q_exp_G_to_32_f16_in = tile_at<L1Tile<half, 64, 128>>(0x3e000);
+    auto q_exp_G_to_product_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto erase_exp_G_to_16_f16_in = tile_at<L1Tile<half, 64, 128>>(0x42000);
+    auto k_exp_G_to_product_2_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_16_f16_in = tile_at<L1Tile<half, 64, 128>>(0x46000);
+    auto k_exp_G_to_product_2_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_2 = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto q_exp_G_to_16_f16_in = tile_at<L1Tile<half, 64, 128>>(0x4a000);
+    auto q_exp_G_to_product_2_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_2_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_2 = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto erase_exp_G_to_8_f16_in = tile_at<L1Tile<half, 64, 128>>(0x4e000);
+    auto k_exp_G_to_product_3_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_8_f16_in = tile_at<L1Tile<half, 64, 128>>(0x52000);
+    auto k_exp_G_to_product_3_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_3 = tile_at<TileAcc<float, 64, 64>>(0xc000);
+    auto q_exp_G_to_8_f16_in = tile_at<L1Tile<half, 64, 128>>(0x56000);
+    auto q_exp_G_to_product_3_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_3_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_3 = tile_at<TileAcc<float, 64, 64>>(0x10000);
+    auto erase_exp_G_to_4_f16_in = tile_at<L1Tile<half, 64, 128>>(0x5a000);
+    auto k_exp_G_to_product_4_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_4_f16_in = tile_at<L1Tile<half, 64, 128>>(0x5e000);
+    auto k_exp_G_to_product_4_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_4 = tile_at<TileAcc<float, 64, 64>>(0x14000);
+    auto q_exp_G_to_4_f16_in = tile_at<L1Tile<half, 64, 128>>(0x62000);
+    auto q_exp_G_to_product_4_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_4_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_4 = tile_at<TileAcc<float, 64, 64>>(0x18000);
+    auto erase_exp_G_to_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x66000);
+    auto k_exp_G_to_product_5_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x6a000);
+    auto k_exp_G_to_product_5_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_5 = tile_at<TileAcc<float, 64, 64>>(0x1c000);
+    auto q_exp_G_to_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x6e000);
+    auto q_exp_G_to_product_5_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_5_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_5 = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto erase_exp_G_to_1_f16_in = tile_at<L1Tile<half, 64, 128>>(0x72000);
+    auto k_exp_G_to_product_6_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_1_f16_in = tile_at<L1Tile<half, 64, 128>>(0x76000);
+    auto k_exp_G_to_product_6_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_6 = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto q_exp_G_to_1_f16_in = tile_at<L1Tile<half, 64, 128>>(0x7a000);
+    auto q_exp_G_to_product_6_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_6_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_6 = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto Tinv_strictly_lower_f16_in = tile_at<L1Tile<half, 64, 64>>(0x7e000);
+    auto exp_G_erase_f16_in = tile_at<L1Tile<half, 64, 128>>(0x0);
+    auto exp_G_erase_S_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto S_f16_in = tile_at<L1Tile<half, 128, 128>>(0x4000);
+    auto exp_G_erase_S_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto exp_G_erase_S = tile_at<TileAcc<float, 64, 128>>(0xc000);
+    auto Tinv_diagonal_4_f16_in = tile_at<L1Tile<half, 64, 16>>(0xc000);
+    auto Tinv_below_4_left = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_2_f16_in = tile_at<L1Tile<half, 64, 16>>(0xc800);
+    auto Tinv_below_4_right = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_4 = tile_at<TileAcc<float, 64, 16>>(0x14000);
+    auto identity_product_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto identity = tile_at<L1Tile<half, 16, 16>>(0xd000);
+    auto identity_product_right = tile_at<TileRight<half, 16, 16>>(0x0);
+    auto identity_product = tile_at<TileAcc<float, 64, 16>>(0x15000);
+    auto Tinv_below_4_f16 = tile_at<L1Tile<half, 64, 16>>(0xd200);
+    auto Tinv_rows_4_left = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_4_right = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_rows_4 = tile_at<TileAcc<float, 64, 16>>(0x15000);
+    auto Tinv_rows_4_f16 = tile_at<L1Tile<half, 64, 16>>(0xda00);
+    auto Tinv_diagonal_8_f16_in = tile_at<L1Tile<half, 64, 16>>(0xe200);
+    auto Tinv_below_8_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_8_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_8 = tile_at<TileAcc<float, 64, 16>>(0x16000);
+    auto Tinv_below_8_f16 = tile_at<L1Tile<half, 64, 16>>(0xea00);
+    auto Tinv_rows_8_left = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_8_right = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_rows_8 = tile_at<TileAcc<float, 64, 16>>(0x15000);
+    auto Tinv_rows_8_f16 = tile_at<L1Tile<half, 64, 16>>(0xf200);
+    auto Tinv_diagonal_16_f16_in = tile_at<L1Tile<half, 64, 16>>(0xfa00);
+    auto Tinv_below_16_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_16_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_16 = tile_at<TileAcc<float, 64, 16>>(0x17000);
+    auto Tinv_below_16_f16 = tile_at<L1Tile<half, 64, 16>>(0x10200);
+    auto Tinv_rows_16_left = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_16_right = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_blocks_16 = tile_at<L1Tile<half, 64, 64>>(0x18000);
+    auto Tinv_below_32 = tile_at<TileAcc<float, 32, 16>>(0x18000);
+    auto Tinv_below_32_f16 = tile_at<L1Tile<half, 32, 16>>(0x10a00);
+    auto Tinv_corner_32_right = tile_at<TileRight<half, 32, 16>>(0x8000);
+    auto Tinv_blocks_32 = tile_at<L1Tile<half, 64, 64>>(0x18000);
+    auto Tinv_below_64_left = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_below_64_right = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_below_64 = tile_at<TileAcc<float, 32, 32>>(0x19000);
+    auto Tinv_below_64_f16 = tile_at<L1Tile<half, 32, 32>>(0x10e00);
+    auto Tinv_corner_64_left = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64_right = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64 = tile_at<TileAcc<float, 32, 32>>(0x1a000);
+    auto Tinv_blocks_64 = tile_at<L1Tile<half, 64, 64>>(0x18000);
+    auto Tinv_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto minus_identity = tile_at<L1Tile<half, 64, 64>>(0x11600);
+    auto Tinv_right = tile_at<TileRight<half, 64, 64>>(0x0);
+    auto Tinv = tile_at<TileAcc<float, 64, 64>>(0x1b000);
+    auto Tinv_f16 = tile_at<L1Tile<half, 64, 64>>(0x13600);
+    auto U_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto operand_of_U_f16_in = tile_at<L1Tile<half, 64, 128>>(0x15600);
+    auto U_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto U = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto U_f16 = tile_at<L1Tile<half, 64, 128>>(0x19600);
+    auto k_decay_to_end_f16_in = tile_at<L1Tile<half, 64, 128>>(0x1d600);
+    auto S_next_part_left = tile_at<TileLeft<half, 128, 64>>(0x0);
+    auto S_next_part_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto S_next_part = tile_at<TileAcc<float, 128, 128>>(0x8000);
+    auto operand_of_o_f16_in = tile_at<L1Tile<half, 64, 64>>(0x21600);
+    auto operand_of_o_U_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto operand_of_o_U_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto operand_of_o_U = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto exp_G_q_f16_in = tile_at<L1Tile<half, 64, 128>>(0x23600);
+    auto o_sum_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto o_sum_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto o_sum = tile_at<TileAcc<float, 64, 128>>(0x18000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -779,19 +671,13 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             // G = cumsum(g)
-            {
-                auto from = view(lower_mask_gm, 64, 64, 64);
-                TLOAD(lower_mask, from);
-            }
+            TLOAD(lower_mask, view(lower_mask_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> G_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> G_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
             TEXTRACT(G_left, lower_mask, 0, 0);
             wait_flag_dev(0);  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in
-            {
-                auto from = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_g_times_0_sum_in, from);
-            }
+            TLOAD(exp_g_times_0_sum_in, view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_g_times_0_sum_in -> G_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_g_times_0_sum_in -> G_right
             TEXTRACT(G_right, exp_g_times_0_sum_in, 0, 0);
@@ -800,25 +686,16 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(G, G_left, G_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G -> store
-            {
-                auto to = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G);
-            }
+            TSTORE(view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128), G);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_channel -> last_G
             set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // G_channel -> G_in
             // exp_G_to_32 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_32_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_32_of_0_1, from);
-            }
+            TLOAD(to_middle_32_of_0_1, view(to_middle_32_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_32_of_0_1 -> G_to_32_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_32_of_0_1 -> G_to_32_left
             TEXTRACT(G_to_32_left, to_middle_32_of_0_1, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // G_channel -> G_in
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(G_in, from);
-            }
+            TLOAD(G_in, view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // G_in -> G_to_32_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // G_in -> G_to_32_right
             TEXTRACT(G_to_32_right, G_in, 0, 0);
@@ -833,10 +710,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             // @ k_exp_G_to_1.T)))
             TEXPANDS(Tinv_zeros, 0.0f);
             // exp_G_to_16 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_16_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_16_of_0_1, from);
-            }
+            TLOAD(to_middle_16_of_0_1, view(to_middle_16_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_16_of_0_1 -> G_to_16_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_16_of_0_1 -> G_to_16_left
             TEXTRACT(G_to_16_left, to_middle_16_of_0_1, 0, 0);
@@ -847,17 +721,11 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // G_to_16 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // G_to_16_left -> G_to_4_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // G_to_32 -> store
-            {
-                auto to = view(G_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_32);
-            }
+            TSTORE(view(G_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_32);
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // G_to_32 -> G_to_2
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_to_32_channel -> G_to_32_in
             // exp_G_to_8 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_8_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_8_of_0_1, from);
-            }
+            TLOAD(to_middle_8_of_0_1, view(to_middle_8_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_8_of_0_1 -> G_to_8_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_8_of_0_1 -> G_to_8_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // G_to_32_left -> G_to_8_left
@@ -869,16 +737,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_8 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // G_to_8_left -> G_to_2_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // G_to_16 -> store
-            {
-                auto to = view(G_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_16);
-            }
+            TSTORE(view(G_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_16);
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // G_to_16 -> G_to_1
             // exp_G_to_4 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_4_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_4_of_0_1, from);
-            }
+            TLOAD(to_middle_4_of_0_1, view(to_middle_4_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_4_of_0_1 -> G_to_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_4_of_0_1 -> G_to_4_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // G_to_16_left -> G_to_4_left
@@ -890,15 +752,9 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_4 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // G_to_4_left -> G_to_1_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_8 -> store
-            {
-                auto to = view(G_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_8);
-            }
+            TSTORE(view(G_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_8);
             // exp_G_to_2 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_2_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_2_of_0_1, from);
-            }
+            TLOAD(to_middle_2_of_0_1, view(to_middle_2_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_2_of_0_1 -> G_to_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_2_of_0_1 -> G_to_2_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // G_to_8_left -> G_to_2_left
@@ -911,15 +767,9 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // G_to_2 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // G_to_2_left -> q_kT_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_4 -> store
-            {
-                auto to = view(G_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_4);
-            }
+            TSTORE(view(G_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_4);
             // exp_G_to_1 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_1_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_1_of_0_1, from);
-            }
+            TLOAD(to_middle_1_of_0_1, view(to_middle_1_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_1_of_0_1 -> G_to_1_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_1_of_0_1 -> G_to_1_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // G_to_4_left -> G_to_1_left
@@ -930,23 +780,16 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // G_to_16 -> G_to_1
             TMATMUL(G_to_1, G_to_1_left, G_to_1_right);
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // G_to_2 -> store
-            {
-                auto to = view(G_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_2);
-            }
-            L1Part<half, 64, 128> q_cube_raw(rows, 128);
-            TASSIGN(q_cube_raw, 0x2e000);
-            auto q_cube_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(q_cube_raw, q_cube_raw_from);
+            TSTORE(view(G_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_2);
+            auto q_cube_raw = tile_at<L1Part<half, 64, 128>>(0x2e000, rows, 128);
+            TLOAD(q_cube_raw, view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
             if (rows < 64) TFILLPAD(q_cube_raw, q_cube_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_cube -> q_kT_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_cube -> q_kT_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // G_to_2_left -> q_kT_left
             TEXTRACT(q_kT_left, q_cube, 0, 0);
-            L1Part<half, 64, 128> k_cube_raw(rows, 128);
-            TASSIGN(k_cube_raw, 0x32000);
-            auto k_cube_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(k_cube_raw, k_cube_raw_from);
+            auto k_cube_raw = tile_at<L1Part<half, 64, 128>>(0x32000, rows, 128);
+            TLOAD(k_cube_raw, view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
             if (rows < 64) TFILLPAD(k_cube_raw, k_cube_raw);
             pipe_barrier(PIPE_ALL);
             L1View<half, 128, 64> q_kT_right_from;
@@ -960,28 +803,16 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             // exp_G) @ S)
             TMATMUL(q_kT, q_kT_left, q_kT_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT -> store
-            {
-                auto to = view(G_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_1);
-            }
+            TSTORE(view(G_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_1);
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT -> store
-            {
-                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_kT);
-            }
+            TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT);
             wait_flag_dev(0);  // erase_exp_G_to_32_f16_channel -> erase_exp_G_to_32_f16_in
-            {
-                auto from = view(erase_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(erase_exp_G_to_32_f16_in, from);
-            }
+            TLOAD(erase_exp_G_to_32_f16_in, view(erase_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // erase_exp_G_to_32_f16_in -> k_exp_G_to_product_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // erase_exp_G_to_32_f16_in -> k_exp_G_to_product_left
             TEXTRACT(k_exp_G_to_product_left, erase_exp_G_to_32_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in
-            {
-                auto from = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_32_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_32_f16_in, view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_G_to_32_f16_in -> k_exp_G_to_product_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_G_to_32_f16_in -> k_exp_G_to_product_right
             L1View<half, 128, 64> k_exp_G_to_product_right_from;
@@ -996,16 +827,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(k_exp_G_to_product, k_exp_G_to_product_left, k_exp_G_to_product_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product -> store
-            {
-                auto to = view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product);
-            }
+            TSTORE(view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_channel -> k_exp_G_to_product_in
             wait_flag_dev(0);  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in
-            {
-                auto from = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_32_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_32_f16_in, view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_32_f16_in -> q_exp_G_to_product_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_32_f16_in -> q_exp_G_to_product_left
             TEXTRACT(q_exp_G_to_product_left, q_exp_G_to_32_f16_in, 0, 0);
@@ -1021,24 +846,15 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(q_exp_G_to_product, q_exp_G_to_product_left, q_exp_G_to_product_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product -> store
-            {
-                auto to = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product);
-            }
+            TSTORE(view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_channel -> q_exp_G_to_product_in
             wait_flag_dev(0);  // erase_exp_G_to_16_f16_channel -> erase_exp_G_to_16_f16_in
-            {
-                auto from = view(erase_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(erase_exp_G_to_16_f16_in, from);
-            }
+            TLOAD(erase_exp_G_to_16_f16_in, view(erase_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // erase_exp_G_to_16_f16_in -> k_exp_G_to_product_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // erase_exp_G_to_16_f16_in -> k_exp_G_to_product_2_left
             TEXTRACT(k_exp_G_to_product_2_left, erase_exp_G_to_16_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in
-            {
-                auto from = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_16_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_16_f16_in, view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_G_to_16_f16_in -> k_exp_G_to_product_2_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_G_to_16_f16_in -> k_exp_G_to_product_2_right
             L1View<half, 128, 64> k_exp_G_to_product_2_right_from;
@@ -1053,16 +869,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(k_exp_G_to_product_2, k_exp_G_to_product_2_left, k_exp_G_to_product_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_2 -> store
-            {
-                auto to = view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_2);
-            }
+            TSTORE(view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_2_channel -> k_exp_G_to_product_2_in
             wait_flag_dev(0);  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in
-            {
-                auto from = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_16_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_16_f16_in, view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_16_f16_in -> q_exp_G_to_product_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_16_f16_in -> q_exp_G_to_product_2_left
             TEXTRACT(q_exp_G_to_product_2_left, q_exp_G_to_16_f16_in, 0, 0);
@@ -1078,24 +888,15 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(q_exp_G_to_product_2, q_exp_G_to_product_2_left, q_exp_G_to_product_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_2 -> store
-            {
-                auto to = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_2);
-            }
+            TSTORE(view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in
             wait_flag_dev(0);  // erase_exp_G_to_8_f16_channel -> erase_exp_G_to_8_f16_in
-            {
-                auto from = view(erase_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(erase_exp_G_to_8_f16_in, from);
-            }
+            TLOAD(erase_exp_G_to_8_f16_in, view(erase_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // erase_exp_G_to_8_f16_in -> k_exp_G_to_product_3_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // erase_exp_G_to_8_f16_in -> k_exp_G_to_product_3_left
             TEXTRACT(k_exp_G_to_product_3_left, erase_exp_G_to_8_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in
-            {
-                auto from = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_8_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_8_f16_in, view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_8_f16_in -> k_exp_G_to_product_3_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_8_f16_in -> k_exp_G_to_product_3_right
             L1View<half, 128, 64> k_exp_G_to_product_3_right_from;
@@ -1110,16 +911,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(k_exp_G_to_product_3, k_exp_G_to_product_3_left, k_exp_G_to_product_3_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k_exp_G_to_product_3 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k_exp_G_to_product_3 -> store
-            {
-                auto to = view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_3);
-            }
+            TSTORE(view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_3);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_3_channel -> k_exp_G_to_product_3_in
             wait_flag_dev(0);  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in
-            {
-                auto from = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_8_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_8_f16_in, view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_8_f16_in -> q_exp_G_to_product_3_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_8_f16_in -> q_exp_G_to_product_3_left
             TEXTRACT(q_exp_G_to_product_3_left, q_exp_G_to_8_f16_in, 0, 0);
@@ -1135,24 +930,15 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(q_exp_G_to_product_3, q_exp_G_to_product_3_left, q_exp_G_to_product_3_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_exp_G_to_product_3 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_exp_G_to_product_3 -> store
-            {
-                auto to = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_3);
-            }
+            TSTORE(view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_3);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in
             wait_flag_dev(0);  // erase_exp_G_to_4_f16_channel -> erase_exp_G_to_4_f16_in
-            {
-                auto from = view(erase_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(erase_exp_G_to_4_f16_in, from);
-            }
+            TLOAD(erase_exp_G_to_4_f16_in, view(erase_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // erase_exp_G_to_4_f16_in -> k_exp_G_to_product_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // erase_exp_G_to_4_f16_in -> k_exp_G_to_product_4_left
             TEXTRACT(k_exp_G_to_product_4_left, erase_exp_G_to_4_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in
-            {
-                auto from = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_4_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_4_f16_in, view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_G_to_4_f16_in -> k_exp_G_to_product_4_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_G_to_4_f16_in -> k_exp_G_to_product_4_right
             L1View<half, 128, 64> k_exp_G_to_product_4_right_from;
@@ -1167,16 +953,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(k_exp_G_to_product_4, k_exp_G_to_product_4_left, k_exp_G_to_product_4_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_exp_G_to_product_4 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_exp_G_to_product_4 -> store
-            {
-                auto to = view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_4);
-            }
+            TSTORE(view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_4);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_4_channel -> k_exp_G_to_product_4_in
             wait_flag_dev(0);  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in
-            {
-                auto from = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_4_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_4_f16_in, view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_exp_G_to_4_f16_in -> q_exp_G_to_product_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_exp_G_to_4_f16_in -> q_exp_G_to_product_4_left
             TEXTRACT(q_exp_G_to_product_4_left, q_exp_G_to_4_f16_in, 0, 0);
@@ -1192,24 +972,15 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(q_exp_G_to_product_4, q_exp_G_to_product_4_left, q_exp_G_to_product_4_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_exp_G_to_product_4 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_exp_G_to_product_4 -> store
-            {
-                auto to = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_4);
-            }
+            TSTORE(view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_4);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in
             wait_flag_dev(0);  // erase_exp_G_to_2_f16_channel -> erase_exp_G_to_2_f16_in
-            {
-                auto from = view(erase_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(erase_exp_G_to_2_f16_in, from);
-            }
+            TLOAD(erase_exp_G_to_2_f16_in, view(erase_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // erase_exp_G_to_2_f16_in -> k_exp_G_to_product_5_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // erase_exp_G_to_2_f16_in -> k_exp_G_to_product_5_left
             TEXTRACT(k_exp_G_to_product_5_left, erase_exp_G_to_2_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in
-            {
-                auto from = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_2_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_2_f16_in, view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_2_f16_in -> k_exp_G_to_product_5_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_2_f16_in -> k_exp_G_to_product_5_right
             L1View<half, 128, 64> k_exp_G_to_product_5_right_from;
@@ -1224,16 +995,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(k_exp_G_to_product_5, k_exp_G_to_product_5_left, k_exp_G_to_product_5_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product_5 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product_5 -> store
-            {
-                auto to = view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_5);
-            }
+            TSTORE(view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_5);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_5_channel -> k_exp_G_to_product_5_in
             wait_flag_dev(0);  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in
-            {
-                auto from = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_2_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_2_f16_in, view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_2_f16_in -> q_exp_G_to_product_5_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_2_f16_in -> q_exp_G_to_product_5_left
             TEXTRACT(q_exp_G_to_product_5_left, q_exp_G_to_2_f16_in, 0, 0);
@@ -1249,24 +1014,15 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(q_exp_G_to_product_5, q_exp_G_to_product_5_left, q_exp_G_to_product_5_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product_5 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product_5 -> store
-            {
-                auto to = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_5);
-            }
+            TSTORE(view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_5);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_5_channel -> q_exp_G_to_product_5_in
             wait_flag_dev(0);  // erase_exp_G_to_1_f16_channel -> erase_exp_G_to_1_f16_in
-            {
-                auto from = view(erase_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(erase_exp_G_to_1_f16_in, from);
-            }
+            TLOAD(erase_exp_G_to_1_f16_in, view(erase_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // erase_exp_G_to_1_f16_in -> k_exp_G_to_product_6_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // erase_exp_G_to_1_f16_in -> k_exp_G_to_product_6_left
             TEXTRACT(k_exp_G_to_product_6_left, erase_exp_G_to_1_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in
-            {
-                auto from = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_1_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_1_f16_in, view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_G_to_1_f16_in -> k_exp_G_to_product_6_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_G_to_1_f16_in -> k_exp_G_to_product_6_right
             L1View<half, 128, 64> k_exp_G_to_product_6_right_from;
@@ -1281,16 +1037,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(k_exp_G_to_product_6, k_exp_G_to_product_6_left, k_exp_G_to_product_6_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_6 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_6 -> store
-            {
-                auto to = view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_6);
-            }
+            TSTORE(view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_6);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_6_channel -> k_exp_G_to_product_6_in
             wait_flag_dev(0);  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in
-            {
-                auto from = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_1_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_1_f16_in, view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_exp_G_to_1_f16_in -> q_exp_G_to_product_6_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_exp_G_to_1_f16_in -> q_exp_G_to_product_6_left
             TEXTRACT(q_exp_G_to_product_6_left, q_exp_G_to_1_f16_in, 0, 0);
@@ -1307,32 +1057,20 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_6 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_6_left -> Tinv_below_4_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_6 -> store
-            {
-                auto to = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_6);
-            }
+            TSTORE(view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_6);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in
             wait_flag_dev(0);  // Tinv_strictly_lower_f16_channel -> Tinv_strictly_lower_f16_in
-            {
-                auto from = view(Tinv_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_strictly_lower_f16_in, from);
-            }
+            TLOAD(Tinv_strictly_lower_f16_in, view(Tinv_strictly_lower_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
             wait_flag_dev(0);  // exp_G_erase_f16_channel -> exp_G_erase_f16_in
-            {
-                auto from = view(exp_G_erase_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_G_erase_f16_in, from);
-            }
+            TLOAD(exp_G_erase_f16_in, view(exp_G_erase_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // exp_G_erase_f16_in -> exp_G_erase_S_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // exp_G_erase_f16_in -> exp_G_erase_S_left
             TEXTRACT(exp_G_erase_S_left, exp_G_erase_f16_in, 0, 0);
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
+            TLOAD(S_f16_in, view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_f16_in -> exp_G_erase_S_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_f16_in -> exp_G_erase_S_right
             TEXTRACT(exp_G_erase_S_right, S_f16_in, 0, 0);
@@ -1343,25 +1081,16 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // exp_G_erase_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // exp_G_erase_S_left -> identity_product_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // exp_G_erase_S -> store
-            {
-                auto to = view(exp_G_erase_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, exp_G_erase_S);
-            }
+            TSTORE(view(exp_G_erase_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), exp_G_erase_S);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // exp_G_erase_S_channel -> exp_G_erase_S_in
             wait_flag_dev(0);  // Tinv_diagonal_4_f16_channel -> Tinv_diagonal_4_f16_in
-            {
-                auto from = view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_diagonal_4_f16_in, from);
-            }
+            TLOAD(Tinv_diagonal_4_f16_in, view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_diagonal_4_f16_in -> Tinv_below_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_diagonal_4_f16_in -> Tinv_below_4_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_6_left -> Tinv_below_4_left
             TEXTRACT(Tinv_below_4_left, Tinv_diagonal_4_f16_in, 0, 0);
             wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-            {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_rows_2_f16_in, from);
-            }
+            TLOAD(Tinv_rows_2_f16_in, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
             TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
@@ -1371,23 +1100,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_4_out;
-                TASSIGN(Tinv_below_4_out, 0x14000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_4_left;
-                TASSIGN(Tinv_below_4_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_4_right;
-                TASSIGN(Tinv_below_4_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_4_out, Tinv_below_4_left, Tinv_below_4_right);
-            }
+            stacked_product<half, 64, false>(0x14000, 0x8000, 0x8000);  // Tinv_below_4
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_4 -> Tinv_below_4_f16
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left -> Tinv_rows_4_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // exp_G_erase_S_left -> identity_product_left
             TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
-            {
-                auto from = view(identity_float16_16_gm, 16, 16, 16);
-                TLOAD(identity, from);
-            }
+            TLOAD(identity, view(identity_float16_16_gm, 16, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // identity -> identity_product_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // identity -> identity_product_right
             TEXTRACT(identity_product_right, identity, 0, 0);
@@ -1404,24 +1122,13 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_4_right -> Tinv_rows_4
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_4_right -> Tinv_rows_4
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_4_out;
-                TASSIGN(Tinv_rows_4_out, 0x15000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_4_left;
-                TASSIGN(Tinv_rows_4_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_4_right;
-                TASSIGN(Tinv_rows_4_right, 0x8000 + i * 32);
-                TMATMUL_ACC(Tinv_rows_4_out, Tinv_rows_4_out, Tinv_rows_4_left, Tinv_rows_4_right);
-            }
+            stacked_product<half, 64, true>(0x15000, 0x8000, 0x8000);  // Tinv_rows_4
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4 -> Tinv_rows_4_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4 -> Tinv_rows_4_f16
             TMOV(Tinv_rows_4_f16, Tinv_rows_4);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
             wait_flag_dev(0);  // Tinv_diagonal_8_f16_channel -> Tinv_diagonal_8_f16_in
-            {
-                auto from = view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_diagonal_8_f16_in, from);
-            }
+            TLOAD(Tinv_diagonal_8_f16_in, view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_diagonal_8_f16_in -> Tinv_below_8_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_diagonal_8_f16_in -> Tinv_below_8_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left -> Tinv_below_8_left
@@ -1430,15 +1137,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right -> Tinv_below_8
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right -> Tinv_below_8
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_8_out;
-                TASSIGN(Tinv_below_8_out, 0x16000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_8_left;
-                TASSIGN(Tinv_below_8_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_8_right;
-                TASSIGN(Tinv_below_8_right, 0x0 + i * 32);
-                TMATMUL(Tinv_below_8_out, Tinv_below_8_left, Tinv_below_8_right);
-            }
+            stacked_product<half, 64, false>(0x16000, 0x0, 0x0);  // Tinv_below_8
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8 -> Tinv_below_8_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8 -> Tinv_below_8_f16
             TMOV(Tinv_below_8_f16, Tinv_below_8);
@@ -1448,24 +1147,13 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right -> Tinv_rows_8
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right -> Tinv_rows_8
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_8_out;
-                TASSIGN(Tinv_rows_8_out, 0x15000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_8_left;
-                TASSIGN(Tinv_rows_8_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_8_right;
-                TASSIGN(Tinv_rows_8_right, 0x8000 + i * 32);
-                TMATMUL_ACC(Tinv_rows_8_out, Tinv_rows_8_out, Tinv_rows_8_left, Tinv_rows_8_right);
-            }
+            stacked_product<half, 64, true>(0x15000, 0x8000, 0x8000);  // Tinv_rows_8
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
             TMOV(Tinv_rows_8_f16, Tinv_rows_8);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
             wait_flag_dev(0);  // Tinv_diagonal_16_f16_channel -> Tinv_diagonal_16_f16_in
-            {
-                auto from = view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_diagonal_16_f16_in, from);
-            }
+            TLOAD(Tinv_diagonal_16_f16_in, view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_diagonal_16_f16_in -> Tinv_below_16_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_diagonal_16_f16_in -> Tinv_below_16_left
             TEXTRACT(Tinv_below_16_left, Tinv_diagonal_16_f16_in, 0, 0);
@@ -1473,15 +1161,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_16_out;
-                TASSIGN(Tinv_below_16_out, 0x17000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_16_left;
-                TASSIGN(Tinv_below_16_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_16_right;
-                TASSIGN(Tinv_below_16_right, 0x0 + i * 32);
-                TMATMUL(Tinv_below_16_out, Tinv_below_16_left, Tinv_below_16_right);
-            }
+            stacked_product<half, 64, false>(0x17000, 0x0, 0x0);  // Tinv_below_16
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
             TMOV(Tinv_below_16_f16, Tinv_below_16);
@@ -1491,78 +1171,30 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_16_out;
-                TASSIGN(Tinv_rows_16_out, 0x15000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_16_left;
-                TASSIGN(Tinv_rows_16_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_16_right;
-                TASSIGN(Tinv_rows_16_right, 0x8000 + i * 32);
-                TMATMUL_ACC(Tinv_rows_16_out, Tinv_rows_16_out, Tinv_rows_16_left, Tinv_rows_16_right);
-            }
+            stacked_product<half, 64, true>(0x15000, 0x8000, 0x8000);  // Tinv_rows_16
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-            for (int64_t i = 0; i < 4; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_16_from;
-                TASSIGN(Tinv_blocks_16_from, 0x15000 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_16_to;
-                TASSIGN(Tinv_blocks_16_to, 0x18000 + i * 2560);
-                TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
-            }
+            insert_blocks<16, 64, 4>(Tinv_blocks_16, 0x18000, 2560, 0x15000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_below_32_left_block;
-                TASSIGN(Tinv_below_32_left_block, 0x0 + i * 512);
-                TEXTRACT(Tinv_below_32_left_block, Tinv_strictly_lower_f16_in, 16 + i * 32, i * 32);
-            }
+            extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, Tinv_strictly_lower_f16_in, 16, 0, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
-            for (int64_t i = 0; i < 2; ++i) {
-                TileRight<half, 16, 16> Tinv_below_32_right_block;
-                TASSIGN(Tinv_below_32_right_block, 0x0 + i * 512);
-                TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
-            }
+            extract_blocks<TileRight<half, 16, 16>, 2>(0x0, Tinv_blocks_16, 0, 0, 32, 32);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_32_out;
-                TASSIGN(Tinv_below_32_out, 0x18000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_32_left;
-                TASSIGN(Tinv_below_32_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_32_right;
-                TASSIGN(Tinv_below_32_right, 0x0 + i * 32);
-                TMATMUL(Tinv_below_32_out, Tinv_below_32_left, Tinv_below_32_right);
-            }
+            stacked_product<half, 32, false>(0x18000, 0x0, 0x0);  // Tinv_below_32
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
             TMOV(Tinv_below_32_f16, Tinv_below_32);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_block;
-                TASSIGN(Tinv_corner_32_left_block, 0x8000 + i * 512);
-                TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
-            }
+            extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, Tinv_blocks_16, 16, 16, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
             TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_corner_32_right -> Tinv_corner_32
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_corner_32_right -> Tinv_corner_32
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_corner_32_out;
-                TASSIGN(Tinv_corner_32_out, 0x18800 + i * 64);
-                TileLeft<half, 16, 16> Tinv_corner_32_left;
-                TASSIGN(Tinv_corner_32_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_corner_32_right;
-                TASSIGN(Tinv_corner_32_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_corner_32_out, Tinv_corner_32_left, Tinv_corner_32_right);
-            }
+            stacked_product<half, 32, false>(0x18800, 0x8000, 0x8000);  // Tinv_corner_32
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
-            for (int64_t i = 0; i < 2; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_32_from;
-                TASSIGN(Tinv_blocks_32_from, 0x18800 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_32_to;
-                TASSIGN(Tinv_blocks_32_to, 0x18200 + i * 5120);
-                TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
-            }
+            insert_blocks<16, 32, 2>(Tinv_blocks_32, 0x18200, 5120, 0x18800);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
             TEXTRACT(Tinv_below_64_left, Tinv_strictly_lower_f16_in, 32, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
@@ -1582,20 +1214,11 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMATMUL(Tinv_corner_64, Tinv_corner_64_left, Tinv_corner_64_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
-            for (int64_t j = 0; j < 2; ++j) {
-                TileAcc<float, 32, 16> Tinv_blocks_64_from;
-                TASSIGN(Tinv_blocks_64_from, 0x1a000 + j * 2048);
-                L1Tile<half, 32, 16> Tinv_blocks_64_to;
-                TASSIGN(Tinv_blocks_64_to, 0x18400 + j * 2048);
-                TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
-            }
+            insert_blocks<32, 32, 1>(Tinv_blocks_64, 0x18400, 0, 0x1a000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
             TEXTRACT(Tinv_left, Tinv_blocks_64, 0, 0);
-            {
-                auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                TLOAD(minus_identity, from);
-            }
+            TLOAD(minus_identity, view(minus_identity_float16_gm, 64, 64, 64));
             pipe_barrier(PIPE_ALL);
             TEXTRACT(Tinv_right, minus_identity, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_right -> Tinv
@@ -1608,10 +1231,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_f16 -> U_left
             TEXTRACT(U_left, Tinv_f16, 0, 0);
             wait_flag_dev(0);  // operand_of_U_f16_channel -> operand_of_U_f16_in
-            {
-                auto from = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(operand_of_U_f16_in, from);
-            }
+            TLOAD(operand_of_U_f16_in, view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // operand_of_U_f16_in -> U_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // operand_of_U_f16_in -> U_right
             TEXTRACT(U_right, operand_of_U_f16_in, 0, 0);
@@ -1623,10 +1243,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // U -> U_f16
             TMOV(U_f16, U);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // U_f16 -> S_next_part_right
-            {
-                auto from = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_decay_to_end_f16_in, from);
-            }
+            TLOAD(k_decay_to_end_f16_in, view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_decay_to_end_f16_in -> S_next_part_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_decay_to_end_f16_in -> S_next_part_left
             L1View<half, 128, 64> S_next_part_left_from;
@@ -1641,15 +1258,9 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> o_sum_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // S_next_part -> store
-            {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
-            }
+            TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in
-            {
-                auto from = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(operand_of_o_f16_in, from);
-            }
+            TLOAD(operand_of_o_f16_in, view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // operand_of_o_f16_in -> operand_of_o_U_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // operand_of_o_f16_in -> operand_of_o_U_left
             TEXTRACT(operand_of_o_U_left, operand_of_o_f16_in, 0, 0);
@@ -1661,10 +1272,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
             // exp_G) @ S)
             TMATMUL(operand_of_o_U, operand_of_o_U_left, operand_of_o_U_right);
-            {
-                auto from = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_G_q_f16_in, from);
-            }
+            TLOAD(exp_G_q_f16_in, view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_G_q_f16_in -> o_sum_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_G_q_f16_in -> o_sum_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> o_sum_left
@@ -1676,10 +1284,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // o_sum -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // o_sum -> store
-            {
-                auto to = view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_sum);
-            }
+            TSTORE(view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_channel -> o_sum_in
         }
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
@@ -1766,338 +1371,174 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 270336);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x0);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x0);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x0);
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x8000);
-    UbTile<float, 32, 128> g;
-    TASSIGN(g, 0x8000);
-    UbTile<float, 32, 128> exp_g;
-    TASSIGN(exp_g, 0xc000);
-    UbTile<float, 32, 128> exp_g_times_0;
-    TASSIGN(exp_g_times_0, 0xc000);
-    UbTile<float, 32, 128> g_max_minus_105;
-    TASSIGN(g_max_minus_105, 0x8000);
-    UbTile<float, 32, 128> exp_g_times_0_sum;
-    TASSIGN(exp_g_times_0_sum, 0x8000);
-    UbTile<half, 32, 128> k;
-    TASSIGN(k, 0x8000);
-    UbTile<float, 32, 128> k_f32;
-    TASSIGN(k_f32, 0xc000);
-    UbTile<half, 32, 128> b_;
-    TASSIGN(b_, 0x8000);
-    UbTile<float, 32, 128> b_f32;
-    TASSIGN(b_f32, 0x14000);
-    UbTile<float, 32, 128> erase;
-    TASSIGN(erase, 0x14000);
-    UbTile<half, 32, 128> v;
-    TASSIGN(v, 0x10000);
-    UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0x8000);
-    UbTile<half, 32, 128> w;
-    TASSIGN(w, 0x10000);
-    UbTile<float, 32, 128> w_f32;
-    TASSIGN(w_f32, 0x18000);
-    UbTile<float, 32, 128> w_v;
-    TASSIGN(w_v, 0x8000);
-    UbTile<half, 32, 128> q;
-    TASSIGN(q, 0x18000);
-    UbTile<float, 32, 128> q_f32;
-    TASSIGN(q_f32, 0x10000);
-    UbTile<float, 1, 128> last_G;
-    TASSIGN(last_G, 0x26200);
-    UbTile<float, 1, 128> chunk_decay;
-    TASSIGN(chunk_decay, 0x26000);
-    UbCol<float, 64> chunk_decay_col;
-    TASSIGN(chunk_decay_col, 0x26000 + sub * 256);
-    UbTile<float, 32, 128> G_to_32_in;
-    TASSIGN(G_to_32_in, 0x1c000);
-    UbTile<float, 32, 128> exp_G_to_32;
-    TASSIGN(exp_G_to_32, 0x1c000);
-    UbTile<float, 32, 128> erase_exp_G_to_32;
-    TASSIGN(erase_exp_G_to_32, 0x20000);
-    UbTile<float, 32, 128> k_exp_G_to_32;
-    TASSIGN(k_exp_G_to_32, 0x18000);
-    UbTile<half, 32, 128> erase_exp_G_to_32_f16;
-    TASSIGN(erase_exp_G_to_32_f16, 0x24000);
-    UbTile<half, 32, 128> k_exp_G_to_32_f16;
-    TASSIGN(k_exp_G_to_32_f16, 0x20000);
-    UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0x18000);
-    UbTile<float, 32, 64> k_exp_G_to_product_in;
-    TASSIGN(k_exp_G_to_product_in, 0x1a000);
-    UbTile<float, 32, 64> k_exp_G_to_64;
-    TASSIGN(k_exp_G_to_64, 0x1a000);
-    UbTile<float, 32, 128> q_exp_G_to_32;
-    TASSIGN(q_exp_G_to_32, 0x1c000);
-    UbTile<half, 32, 128> q_exp_G_to_32_f16;
-    TASSIGN(q_exp_G_to_32_f16, 0x18000);
-    UbTile<float, 32, 64> pairs_32_mask_2;
-    TASSIGN(pairs_32_mask_2, 0x1c000);
-    UbTile<float, 32, 64> q_exp_G_to_product_in;
-    TASSIGN(q_exp_G_to_product_in, 0x18000);
-    UbTile<float, 32, 64> q_exp_G_to_64;
-    TASSIGN(q_exp_G_to_64, 0x18000);
-    UbTile<float, 32, 128> G_to_16_in;
-    TASSIGN(G_to_16_in, 0x1c000);
-    UbTile<float, 32, 128> exp_G_to_16;
-    TASSIGN(exp_G_to_16, 0x1c000);
-    UbTile<float, 32, 128> erase_exp_G_to_16;
-    TASSIGN(erase_exp_G_to_16, 0x26400);
-    UbTile<float, 32, 128> k_exp_G_to_16;
-    TASSIGN(k_exp_G_to_16, 0x20000);
-    UbTile<half, 32, 128> erase_exp_G_to_16_f16;
-    TASSIGN(erase_exp_G_to_16_f16, 0x24000);
-    UbTile<half, 32, 128> k_exp_G_to_16_f16;
-    TASSIGN(k_exp_G_to_16_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0x20000);
-    UbTile<float, 32, 64> k_exp_G_to_product_2_in;
-    TASSIGN(k_exp_G_to_product_2_in, 0x22000);
-    UbTile<float, 32, 64> k_exp_G_to_32_2;
-    TASSIGN(k_exp_G_to_32_2, 0x22000);
-    UbTile<float, 32, 64> k_exp_G_to_64_sum;
-    TASSIGN(k_exp_G_to_64_sum, 0x1a000);
-    UbTile<float, 32, 128> q_exp_G_to_16;
-    TASSIGN(q_exp_G_to_16, 0x1c000);
-    UbTile<half, 32, 128> q_exp_G_to_16_f16;
-    TASSIGN(q_exp_G_to_16_f16, 0x20000);
-    UbTile<float, 32, 64> pairs_16_mask_2;
-    TASSIGN(pairs_16_mask_2, 0x1c000);
-    UbTile<float, 32, 64> q_exp_G_to_product_2_in;
-    TASSIGN(q_exp_G_to_product_2_in, 0x1e000);
-    UbTile<float, 32, 64> q_exp_G_to_32_2;
-    TASSIGN(q_exp_G_to_32_2, 0x1e000);
-    UbTile<float, 32, 64> q_exp_G_to_64_sum;
-    TASSIGN(q_exp_G_to_64_sum, 0x18000);
-    UbTile<float, 32, 128> G_to_8_in;
-    TASSIGN(G_to_8_in, 0x1c000);
-    UbTile<float, 32, 128> exp_G_to_8;
-    TASSIGN(exp_G_to_8, 0x1c000);
-    UbTile<float, 32, 128> erase_exp_G_to_8;
-    TASSIGN(erase_exp_G_to_8, 0x26400);
-    UbTile<float, 32, 128> k_exp_G_to_8;
-    TASSIGN(k_exp_G_to_8, 0x20000);
-    UbTile<half, 32, 128> erase_exp_G_to_8_f16;
-    TASSIGN(erase_exp_G_to_8_f16, 0x24000);
-    UbTile<half, 32, 128> k_exp_G_to_8_f16;
-    TASSIGN(k_exp_G_to_8_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0x20000);
-    UbTile<float, 32, 64> k_exp_G_to_product_3_in;
-    TASSIGN(k_exp_G_to_product_3_in, 0x22000);
-    UbTile<float, 32, 64> k_exp_G_to_16_2;
-    TASSIGN(k_exp_G_to_16_2, 0x22000);
-    UbTile<float, 32, 64> k_exp_G_to_16_sum;
-    TASSIGN(k_exp_G_to_16_sum, 0x1a000);
-    UbTile<float, 32, 128> q_exp_G_to_8;
-    TASSIGN(q_exp_G_to_8, 0x1c000);
-    UbTile<half, 32, 128> q_exp_G_to_8_f16;
-    TASSIGN(q_exp_G_to_8_f16, 0x20000);
-    UbTile<float, 32, 64> pairs_8_mask_2;
-    TASSIGN(pairs_8_mask_2, 0x1c000);
-    UbTile<float, 32, 64> q_exp_G_to_product_3_in;
-    TASSIGN(q_exp_G_to_product_3_in, 0x1e000);
-    UbTile<float, 32, 64> q_exp_G_to_16_2;
-    TASSIGN(q_exp_G_to_16_2, 0x1e000);
-    UbTile<float, 32, 64> q_exp_G_to_16_sum;
-    TASSIGN(q_exp_G_to_16_sum, 0x18000);
-    UbTile<float, 32, 128> G_to_4_in;
-    TASSIGN(G_to_4_in, 0x1c000);
-    UbTile<float, 32, 128> exp_G_to_4;
-    TASSIGN(exp_G_to_4, 0x1c000);
-    UbTile<float, 32, 128> erase_exp_G_to_4;
-    TASSIGN(erase_exp_G_to_4, 0x26400);
-    UbTile<float, 32, 128> k_exp_G_to_4;
-    TASSIGN(k_exp_G_to_4, 0x20000);
-    UbTile<half, 32, 128> erase_exp_G_to_4_f16;
-    TASSIGN(erase_exp_G_to_4_f16, 0x24000);
-    UbTile<half, 32, 128> k_exp_G_to_4_f16;
-    TASSIGN(k_exp_G_to_4_f16, 0x24000);
-    UbTile<float, 32, 64> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0x20000);
-    UbTile<float, 32, 64> k_exp_G_to_product_4_in;
-    TASSIGN(k_exp_G_to_product_4_in, 0x22000);
-    UbTile<float, 32, 64> k_exp_G_to_8_2;
-    TASSIGN(k_exp_G_to_8_2, 0x22000);
-    UbTile<float, 32, 64> k_exp_G_to_8_2_sum;
-    TASSIGN(k_exp_G_to_8_2_sum, 0x1a000);
-    UbTile<float, 32, 128> q_exp_G_to_4;
-    TASSIGN(q_exp_G_to_4, 0x1c000);
-    UbTile<half, 32, 128> q_exp_G_to_4_f16;
-    TASSIGN(q_exp_G_to_4_f16, 0x20000);
-    UbTile<float, 32, 64> pairs_4_mask_2;
-    TASSIGN(pairs_4_mask_2, 0x1c000);
-    UbTile<float, 32, 64> q_exp_G_to_product_4_in;
-    TASSIGN(q_exp_G_to_product_4_in, 0x1e000);
-    UbTile<float, 32, 64> q_exp_G_to_8_2;
-    TASSIGN(q_exp_G_to_8_2, 0x1e000);
-    UbTile<float, 32, 64> q_exp_G_to_8_2_sum;
-    TASSIGN(q_exp_G_to_8_2_sum, 0x18000);
-    UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x1e000);
-    UbTile<float, 32, 64> q_kT_in;
-    TASSIGN(q_kT_in, 0x1c000);
-    UbTile<float, 32, 64> q_kT_identity;
-    TASSIGN(q_kT_identity, 0x1c000);
-    UbTile<float, 32, 128> G_to_2_in;
-    TASSIGN(G_to_2_in, 0x1e000);
-    UbTile<float, 32, 128> exp_G_to_2;
-    TASSIGN(exp_G_to_2, 0x1e000);
-    UbTile<float, 32, 128> erase_exp_G_to_2;
-    TASSIGN(erase_exp_G_to_2, 0x26400);
-    UbTile<float, 32, 128> k_exp_G_to_2;
-    TASSIGN(k_exp_G_to_2, 0x22000);
-    UbTile<half, 32, 128> erase_exp_G_to_2_f16;
-    TASSIGN(erase_exp_G_to_2_f16, 0x2a400);
-    UbTile<half, 32, 128> k_exp_G_to_2_f16;
-    TASSIGN(k_exp_G_to_2_f16, 0x26400);
-    UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0x22000);
-    UbTile<float, 32, 64> k_exp_G_to_product_5_in;
-    TASSIGN(k_exp_G_to_product_5_in, 0x24000);
-    UbTile<float, 32, 64> k_exp_G_to_4_2;
-    TASSIGN(k_exp_G_to_4_2, 0x24000);
-    UbTile<float, 32, 64> k_exp_G_to_4_2_sum;
-    TASSIGN(k_exp_G_to_4_2_sum, 0x1a000);
-    UbTile<float, 32, 128> q_exp_G_to_2;
-    TASSIGN(q_exp_G_to_2, 0x1e000);
-    UbTile<half, 32, 128> q_exp_G_to_2_f16;
-    TASSIGN(q_exp_G_to_2_f16, 0x22000);
-    UbTile<float, 32, 128> G_to_1_in;
-    TASSIGN(G_to_1_in, 0x1e000);
-    UbTile<float, 32, 128> exp_G_to_1;
-    TASSIGN(exp_G_to_1, 0x1e000);
-    UbTile<float, 32, 64> pairs_2_mask_2;
-    TASSIGN(pairs_2_mask_2, 0x22000);
-    UbTile<float, 32, 64> q_exp_G_to_product_5_in;
-    TASSIGN(q_exp_G_to_product_5_in, 0x24000);
-    UbTile<float, 32, 64> q_exp_G_to_4_2;
-    TASSIGN(q_exp_G_to_4_2, 0x24000);
-    UbTile<float, 32, 64> q_exp_G_to_4_2_sum;
-    TASSIGN(q_exp_G_to_4_2_sum, 0x18000);
-    UbTile<float, 32, 128> erase_exp_G_to_1;
-    TASSIGN(erase_exp_G_to_1, 0x26400);
-    UbTile<float, 32, 128> k_exp_G_to_1;
-    TASSIGN(k_exp_G_to_1, 0x22000);
-    UbTile<half, 32, 128> erase_exp_G_to_1_f16;
-    TASSIGN(erase_exp_G_to_1_f16, 0x2a400);
-    UbTile<half, 32, 128> k_exp_G_to_1_f16;
-    TASSIGN(k_exp_G_to_1_f16, 0x26400);
-    UbTile<float, 32, 128> q_exp_G_to_1;
-    TASSIGN(q_exp_G_to_1, 0x1e000);
-    UbTile<half, 32, 128> q_exp_G_to_1_f16;
-    TASSIGN(q_exp_G_to_1_f16, 0x22000);
-    UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x1e000);
-    UbTile<float, 32, 64> k_exp_G_to_product_6_in;
-    TASSIGN(k_exp_G_to_product_6_in, 0x20000);
-    UbTile<float, 32, 64> k_exp_G_to_2_2;
-    TASSIGN(k_exp_G_to_2_2, 0x20000);
-    UbTile<float, 32, 64> Tinv_decayed_product;
-    TASSIGN(Tinv_decayed_product, 0x1a000);
-    UbTile<float, 32, 128> G_in_2;
-    TASSIGN(G_in_2, 0x22000);
-    UbTile<float, 32, 128> exp_G;
-    TASSIGN(exp_G, 0x1e000);
-    UbTile<float, 32, 128> exp_G_erase;
-    TASSIGN(exp_G_erase, 0x14000);
-    UbTile<float, 32, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0x26400);
-    UbTile<float, 32, 64> Tinv_strictly_lower;
-    TASSIGN(Tinv_strictly_lower, 0x1a000);
-    UbTile<half, 32, 64> Tinv_strictly_lower_f16;
-    TASSIGN(Tinv_strictly_lower_f16, 0x26400);
-    UbTile<half, 32, 128> exp_G_erase_f16;
-    TASSIGN(exp_G_erase_f16, 0x1a000);
-    UbTile<float, 32, 16> Tinv_diagonal_stack;
-    TASSIGN(Tinv_diagonal_stack, 0x14000);
-    UbTile<float, 32, 16> pairs_1_mask_of_16;
-    TASSIGN(pairs_1_mask_of_16, 0x14800);
-    UbTile<float, 32, 16> Tinv_diagonal_2;
-    TASSIGN(Tinv_diagonal_2, 0x14800);
-    UbTile<float, 32, 16> eye_mask_of_16;
-    TASSIGN(eye_mask_of_16, 0x15000);
-    UbTile<float, 32, 16> Tinv_rows_2;
-    TASSIGN(Tinv_rows_2, 0x14800);
-    UbTile<float, 32, 16> pairs_2_mask_of_16;
-    TASSIGN(pairs_2_mask_of_16, 0x15000);
-    UbTile<float, 32, 16> Tinv_diagonal_4;
-    TASSIGN(Tinv_diagonal_4, 0x15000);
-    UbTile<half, 32, 16> Tinv_diagonal_4_f16;
-    TASSIGN(Tinv_diagonal_4_f16, 0x15800);
-    UbTile<half, 32, 16> Tinv_rows_2_f16;
-    TASSIGN(Tinv_rows_2_f16, 0x15000);
-    UbTile<float, 32, 16> pairs_4_mask_of_16;
-    TASSIGN(pairs_4_mask_of_16, 0x14800);
-    UbTile<float, 32, 16> Tinv_diagonal_8;
-    TASSIGN(Tinv_diagonal_8, 0x14800);
-    UbTile<half, 32, 16> Tinv_diagonal_8_f16;
-    TASSIGN(Tinv_diagonal_8_f16, 0x15000);
-    UbTile<float, 32, 16> pairs_8_mask_of_16;
-    TASSIGN(pairs_8_mask_of_16, 0x14800);
-    UbTile<float, 32, 16> Tinv_diagonal_16;
-    TASSIGN(Tinv_diagonal_16, 0x14000);
-    UbTile<half, 32, 16> Tinv_diagonal_16_f16;
-    TASSIGN(Tinv_diagonal_16_f16, 0x14800);
-    UbTile<float, 32, 128> expand_last_G;
-    TASSIGN(expand_last_G, 0x14000);
-    UbTile<float, 32, 128> last_G_minus_G;
-    TASSIGN(last_G_minus_G, 0x14000);
-    UbTile<float, 32, 128> decay_to_end;
-    TASSIGN(decay_to_end, 0x14000);
-    UbTile<float, 32, 128> k_decay_to_end;
-    TASSIGN(k_decay_to_end, 0xc000);
-    UbTile<half, 32, 128> k_decay_to_end_f16;
-    TASSIGN(k_decay_to_end_f16, 0x14000);
-    UbTile<float, 32, 128> exp_G_q;
-    TASSIGN(exp_G_q, 0x10000);
-    UbTile<float, 32, 64> pairs_1_mask_2;
-    TASSIGN(pairs_1_mask_2, 0xe000);
-    UbTile<float, 32, 64> q_exp_G_to_product_6_in;
-    TASSIGN(q_exp_G_to_product_6_in, 0xc000);
-    UbTile<float, 32, 64> q_exp_G_to_2_2;
-    TASSIGN(q_exp_G_to_2_2, 0xc000);
-    UbTile<half, 32, 128> exp_G_q_f16;
-    TASSIGN(exp_G_q_f16, 0xe000);
-    UbTile<float, 32, 64> q_exp_G_to_2_2_sum;
-    TASSIGN(q_exp_G_to_2_2_sum, 0x18000);
-    UbTile<float, 32, 64> operand_of_o;
-    TASSIGN(operand_of_o, 0x18000);
-    UbTile<half, 32, 64> operand_of_o_f16;
-    TASSIGN(operand_of_o_f16, 0xc000);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0xc000);
-    UbTile<float, 32, 128> exp_G_erase_S_in;
-    TASSIGN(exp_G_erase_S_in, 0x14000);
-    UbTile<float, 32, 128> operand_of_U;
-    TASSIGN(operand_of_U, 0x8000);
-    UbTile<half, 32, 128> operand_of_U_f16;
-    TASSIGN(operand_of_U_f16, 0x14000);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x14000);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x0);
-    UbTile<float, 32, 128> o_sum_in;
-    TASSIGN(o_sum_in, 0x8000);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x8000);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0xc000);
+    auto S_0_raw = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S_0 = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S_f16 = tile_at<UbTile<half, 64, 128>>(0x8000);
+    auto g = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_g = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto exp_g_times_0 = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto g_max_minus_105 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_g_times_0_sum = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto k = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto k_f32 = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto b_ = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto b_f32 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto erase = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto v = tile_at<UbTile<half, 32, 128>>(0x10000);
+    auto v_f32 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto w = tile_at<UbTile<half, 32, 128>>(0x10000);
+    auto w_f32 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto w_v = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto q = tile_at<UbTile<half, 32, 128>>(0x18000);
+    auto q_f32 = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto last_G = tile_at<UbTile<float, 1, 128>>(0x26200);
+    auto chunk_decay = tile_at<UbTile<float, 1, 128>>(0x26000);
+    auto chunk_decay_col = tile_at<UbCol<float, 64>>(0x26000 + sub * 256);
+    auto G_to_32_in = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto exp_G_to_32 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto erase_exp_G_to_32 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto k_exp_G_to_32 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto erase_exp_G_to_32_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto k_exp_G_to_32_f16 = tile_at<UbTile<half, 32, 128>>(0x20000);
+    auto pairs_32_mask = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto k_exp_G_to_product_in = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto k_exp_G_to_64 = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto q_exp_G_to_32 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto q_exp_G_to_32_f16 = tile_at<UbTile<half, 32, 128>>(0x18000);
+    auto pairs_32_mask_2 = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto q_exp_G_to_product_in = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto q_exp_G_to_64 = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto G_to_16_in = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto exp_G_to_16 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto erase_exp_G_to_16 = tile_at<UbTile<float, 32, 128>>(0x26400);
+    auto k_exp_G_to_16 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto erase_exp_G_to_16_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto k_exp_G_to_16_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto pairs_16_mask = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto k_exp_G_to_product_2_in = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto k_exp_G_to_32_2 = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto k_exp_G_to_64_sum = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto q_exp_G_to_16 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto q_exp_G_to_16_f16 = tile_at<UbTile<half, 32, 128>>(0x20000);
+    auto pairs_16_mask_2 = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto q_exp_G_to_product_2_in = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto q_exp_G_to_32_2 = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto q_exp_G_to_64_sum = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto G_to_8_in = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto exp_G_to_8 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto erase_exp_G_to_8 = tile_at<UbTile<float, 32, 128>>(0x26400);
+    auto k_exp_G_to_8 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto erase_exp_G_to_8_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto k_exp_G_to_8_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto pairs_8_mask = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto k_exp_G_to_product_3_in = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto k_exp_G_to_16_2 = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto k_exp_G_to_16_sum = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto q_exp_G_to_8 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto q_exp_G_to_8_f16 = tile_at<UbTile<half, 32, 128>>(0x20000);
+    auto pairs_8_mask_2 = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto q_exp_G_to_product_3_in = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto q_exp_G_to_16_2 = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto q_exp_G_to_16_sum = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto G_to_4_in = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto exp_G_to_4 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto erase_exp_G_to_4 = tile_at<UbTile<float, 32, 128>>(0x26400);
+    auto k_exp_G_to_4 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto erase_exp_G_to_4_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto k_exp_G_to_4_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto pairs_4_mask = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto k_exp_G_to_product_4_in = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto k_exp_G_to_8_2 = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto k_exp_G_to_8_2_sum = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto q_exp_G_to_4 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto q_exp_G_to_4_f16 = tile_at<UbTile<half, 32, 128>>(0x20000);
+    auto pairs_4_mask_2 = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto q_exp_G_to_product_4_in = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto q_exp_G_to_8_2 = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto q_exp_G_to_8_2_sum = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto eye_mask = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto q_kT_in = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto q_kT_identity = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto G_to_2_in = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto exp_G_to_2 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto erase_exp_G_to_2 = tile_at<UbTile<float, 32, 128>>(0x26400);
+    auto k_exp_G_to_2 = tile_at<UbTile<float, 32, 128>>(0x22000);
+    auto erase_exp_G_to_2_f16 = tile_at<UbTile<half, 32, 128>>(0x2a400);
+    auto k_exp_G_to_2_f16 = tile_at<UbTile<half, 32, 128>>(0x26400);
+    auto pairs_2_mask = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto k_exp_G_to_product_5_in = tile_at<UbTile<float, 32, 64>>(0x24000);
+    auto k_exp_G_to_4_2 = tile_at<UbTile<float, 32, 64>>(0x24000);
+    auto k_exp_G_to_4_2_sum = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto q_exp_G_to_2 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto q_exp_G_to_2_f16 = tile_at<UbTile<half, 32, 128>>(0x22000);
+    auto G_to_1_in = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto exp_G_to_1 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto pairs_2_mask_2 = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto q_exp_G_to_product_5_in = tile_at<UbTile<float, 32, 64>>(0x24000);
+    auto q_exp_G_to_4_2 = tile_at<UbTile<float, 32, 64>>(0x24000);
+    auto q_exp_G_to_4_2_sum = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto erase_exp_G_to_1 = tile_at<UbTile<float, 32, 128>>(0x26400);
+    auto k_exp_G_to_1 = tile_at<UbTile<float, 32, 128>>(0x22000);
+    auto erase_exp_G_to_1_f16 = tile_at<UbTile<half, 32, 128>>(0x2a400);
+    auto k_exp_G_to_1_f16 = tile_at<UbTile<half, 32, 128>>(0x26400);
+    auto q_exp_G_to_1 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto q_exp_G_to_1_f16 = tile_at<UbTile<half, 32, 128>>(0x22000);
+    auto pairs_1_mask = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto k_exp_G_to_product_6_in = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto k_exp_G_to_2_2 = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto Tinv_decayed_product = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto G_in_2 = tile_at<UbTile<float, 32, 128>>(0x22000);
+    auto exp_G = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto exp_G_erase = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto strictly_lower_mask = tile_at<UbTile<float, 32, 64>>(0x26400);
+    auto Tinv_strictly_lower = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto Tinv_strictly_lower_f16 = tile_at<UbTile<half, 32, 64>>(0x26400);
+    auto exp_G_erase_f16 = tile_at<UbTile<half, 32, 128>>(0x1a000);
+    auto Tinv_diagonal_stack = tile_at<UbTile<float, 32, 16>>(0x14000);
+    auto pairs_1_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x14800);
+    auto Tinv_diagonal_2 = tile_at<UbTile<float, 32, 16>>(0x14800);
+    auto eye_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x15000);
+    auto Tinv_rows_2 = tile_at<UbTile<float, 32, 16>>(0x14800);
+    auto pairs_2_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x15000);
+    auto Tinv_diagonal_4 = tile_at<UbTile<float, 32, 16>>(0x15000);
+    auto Tinv_diagonal_4_f16 = tile_at<UbTile<half, 32, 16>>(0x15800);
+    auto Tinv_rows_2_f16 = tile_at<UbTile<half, 32, 16>>(0x15000);
+    auto pairs_4_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x14800);
+    auto Tinv_diagonal_8 = tile_at<UbTile<float, 32, 16>>(0x14800);
+    auto Tinv_diagonal_8_f16 = tile_at<UbTile<half, 32, 16>>(0x15000);
+    auto pairs_8_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x14800);
+    auto Tinv_diagonal_16 = tile_at<UbTile<float, 32, 16>>(0x14000);
+    auto Tinv_diagonal_16_f16 = tile_at<UbTile<half, 32, 16>>(0x14800);
+    auto expand_last_G = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto last_G_minus_G = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto decay_to_end = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto k_decay_to_end = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto k_decay_to_end_f16 = tile_at<UbTile<half, 32, 128>>(0x14000);
+    auto exp_G_q = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto pairs_1_mask_2 = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto q_exp_G_to_product_6_in = tile_at<UbTile<float, 32, 64>>(0xc000);
+    auto q_exp_G_to_2_2 = tile_at<UbTile<float, 32, 64>>(0xc000);
+    auto exp_G_q_f16 = tile_at<UbTile<half, 32, 128>>(0xe000);
+    auto q_exp_G_to_2_2_sum = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto operand_of_o = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto operand_of_o_f16 = tile_at<UbTile<half, 32, 64>>(0xc000);
+    auto chunk_decay_S = tile_at<UbTile<float, 64, 128>>(0xc000);
+    auto exp_G_erase_S_in = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto operand_of_U = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto operand_of_U_f16 = tile_at<UbTile<half, 32, 128>>(0x14000);
+    auto S_next_part_in = tile_at<UbTile<float, 64, 128>>(0x14000);
+    auto S_next = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto o_sum_in = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto o = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto o_f16 = tile_at<UbTile<half, 32, 128>>(0xc000);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
@@ -2110,18 +1551,11 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(S_f16, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
+            TSTORE(view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), S_f16);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_f16 -> g_raw
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_f16 -> g_raw
-            UbPart<float, 32, 128> g_raw(part, 128);
-            TASSIGN(g_raw, 0x8000);
-            if (part > 0) {
-                auto from = view(g_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(g_raw, from);
-            }
+            auto g_raw = tile_at<UbPart<float, 32, 128>>(0x8000, part, 128);
+            if (part > 0) TLOAD(g_raw, view(g_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g
             fill_rows(g, g_raw, part, 0x8000);
@@ -2135,19 +1569,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TADD(exp_g_times_0_sum, g_max_minus_105, exp_g_times_0);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_g_times_0_sum -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_g_times_0_sum -> store
-            {
-                auto to = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_g_times_0_sum);
-            }
+            TSTORE(view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_g_times_0_sum);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // exp_g_times_0_sum -> k_raw
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // exp_g_times_0_sum -> k_raw
-            UbPart<half, 32, 128> k_raw(part, 128);
-            TASSIGN(k_raw, 0x8000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
-                TLOAD(k_raw, from);
-            }
+            auto k_raw = tile_at<UbPart<half, 32, 128>>(0x8000, part, 128);
+            if (part > 0) TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw -> k
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw -> k
             fill_rows(k, k_raw, part, 0x8000);
@@ -2155,12 +1582,8 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(k_f32, k, RoundMode::CAST_NONE);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k -> b_raw
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k -> b_raw
-            UbPart<half, 32, 128> b_raw(part, 128);
-            TASSIGN(b_raw, 0x8000);
-            if (part > 0) {
-                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(b_raw, from);
-            }
+            auto b_raw = tile_at<UbPart<half, 32, 128>>(0x8000, part, 128);
+            if (part > 0) TLOAD(b_raw, view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw -> b
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw -> b
             fill_rows(b_, b_raw, part, 0x8000);
@@ -2169,12 +1592,8 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             pipe_barrier(PIPE_V);
             // erase = k * b
             TMUL(erase, k_f32, b_f32);
-            UbPart<half, 32, 128> v_raw(part, 128);
-            TASSIGN(v_raw, 0x10000);
-            if (part > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(v_raw, from);
-            }
+            auto v_raw = tile_at<UbPart<half, 32, 128>>(0x10000, part, 128);
+            if (part > 0) TLOAD(v_raw, view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw -> v
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw -> v
             fill_rows(v, v_raw, part, 0x10000);
@@ -2182,12 +1601,8 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(v_f32, v, RoundMode::CAST_NONE);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> w_raw
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v -> w_raw
-            UbPart<half, 32, 128> w_raw(part, 128);
-            TASSIGN(w_raw, 0x10000);
-            if (part > 0) {
-                auto from = view(w_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(w_raw, from);
-            }
+            auto w_raw = tile_at<UbPart<half, 32, 128>>(0x10000, part, 128);
+            if (part > 0) TLOAD(w_raw, view(w_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // w_raw -> w
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // w_raw -> w
             fill_rows(w, w_raw, part, 0x10000);
@@ -2198,12 +1613,8 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TMUL(w_v, v_f32, w_f32);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // w_f32 -> q_raw
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // w_f32 -> q_raw
-            UbPart<half, 32, 128> q_raw(part, 128);
-            TASSIGN(q_raw, 0x18000);
-            if (part > 0) {
-                auto from = view(q_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
-                TLOAD(q_raw, from);
-            }
+            auto q_raw = tile_at<UbPart<half, 32, 128>>(0x18000, part, 128);
+            if (part > 0) TLOAD(q_raw, view(q_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_raw -> q
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_raw -> q
             fill_rows(q, q_raw, part, 0x18000);
@@ -2211,19 +1622,13 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(q_f32, q, RoundMode::CAST_NONE);
             wait_flag_dev(1);  // G_channel -> last_G
             // last_G = last(G)
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
-                TLOAD(last_G, from);
-            }
+            TLOAD(last_G, view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // last_G -> chunk_decay
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // last_G -> chunk_decay
             TEXP(chunk_decay, last_G);
             wait_flag_dev(1);  // G_to_32_channel -> G_to_32_in
-            {
-                auto from = view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_32_in, from);
-            }
+            TLOAD(G_to_32_in, view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_32_in -> exp_G_to_32
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_32_in -> exp_G_to_32
             // exp_G_to_32 = exp(to_middle(G))
@@ -2240,35 +1645,23 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(erase_exp_G_to_32_f16, erase_exp_G_to_32, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // erase_exp_G_to_32_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // erase_exp_G_to_32_f16 -> store
-            {
-                auto to = view(erase_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, erase_exp_G_to_32_f16);
-            }
+            TSTORE(view(erase_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), erase_exp_G_to_32_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_32_f16_channel -> erase_exp_G_to_32_f16_in
             pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_32_f16, k_exp_G_to_32, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_G_to_32_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // k_exp_G_to_32 -> pairs_32_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_G_to_32_f16 -> store
-            {
-                auto to = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_32_f16);
-            }
+            TSTORE(view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_32_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // k_exp_G_to_32 -> pairs_32_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask, from);
-            }
+            TLOAD(pairs_32_mask, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_channel -> k_exp_G_to_product_in
-            {
-                auto from = view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_in, from);
-            }
+            TLOAD(k_exp_G_to_product_in, view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_in -> k_exp_G_to_64
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_in -> k_exp_G_to_64
             TMUL(k_exp_G_to_64, k_exp_G_to_product_in, pairs_32_mask);
@@ -2282,30 +1675,18 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_32_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_32 -> pairs_32_mask_2
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_32_f16 -> store
-            {
-                auto to = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_32_f16);
-            }
+            TSTORE(view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_32_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_32 -> pairs_32_mask_2
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_2, from);
-            }
+            TLOAD(pairs_32_mask_2, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_channel -> q_exp_G_to_product_in
-            {
-                auto from = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_in, from);
-            }
+            TLOAD(q_exp_G_to_product_in, view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_in -> q_exp_G_to_64
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_in -> q_exp_G_to_64
             TMUL(q_exp_G_to_64, q_exp_G_to_product_in, pairs_32_mask_2);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_32_mask_2 -> G_to_16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_32_mask_2 -> G_to_16_in
-            {
-                auto from = view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_16_in, from);
-            }
+            TLOAD(G_to_16_in, view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_16_in -> exp_G_to_16
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_16_in -> exp_G_to_16
             // exp_G_to_16 = exp(to_middle(G))
@@ -2322,10 +1703,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(erase_exp_G_to_16_f16, erase_exp_G_to_16, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // erase_exp_G_to_16_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // erase_exp_G_to_16_f16 -> store
-            {
-                auto to = view(erase_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, erase_exp_G_to_16_f16);
-            }
+            TSTORE(view(erase_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), erase_exp_G_to_16_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // erase_exp_G_to_16_f16 -> k_exp_G_to_16_f16
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_16_f16_channel -> erase_exp_G_to_16_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // erase_exp_G_to_16_f16 -> k_exp_G_to_16_f16
@@ -2333,25 +1711,16 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_16_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // k_exp_G_to_16 -> pairs_16_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_16_f16 -> store
-            {
-                auto to = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_16_f16);
-            }
+            TSTORE(view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_16_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // k_exp_G_to_16 -> pairs_16_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask, from);
-            }
+            TLOAD(pairs_16_mask, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_2_channel -> k_exp_G_to_product_2_in
-            {
-                auto from = view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_2_in, from);
-            }
+            TLOAD(k_exp_G_to_product_2_in, view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_2_in -> k_exp_G_to_32_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_2_in -> k_exp_G_to_32_2
             TMUL(k_exp_G_to_32_2, k_exp_G_to_product_2_in, pairs_16_mask);
@@ -2367,21 +1736,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_16_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // q_exp_G_to_16 -> pairs_16_mask_2
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_16_f16 -> store
-            {
-                auto to = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_16_f16);
-            }
+            TSTORE(view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_16_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // q_exp_G_to_16 -> pairs_16_mask_2
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_2, from);
-            }
+            TLOAD(pairs_16_mask_2, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in
-            {
-                auto from = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_2_in, from);
-            }
+            TLOAD(q_exp_G_to_product_2_in, view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
             TMUL(q_exp_G_to_32_2, q_exp_G_to_product_2_in, pairs_16_mask_2);
@@ -2389,10 +1749,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TADD(q_exp_G_to_64_sum, q_exp_G_to_64, q_exp_G_to_32_2);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_exp_G_to_32_2 -> G_to_8_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_exp_G_to_32_2 -> G_to_8_in
-            {
-                auto from = view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_8_in, from);
-            }
+            TLOAD(G_to_8_in, view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_8_in -> exp_G_to_8
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_8_in -> exp_G_to_8
             // exp_G_to_8 = exp(to_middle(G))
@@ -2409,10 +1766,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(erase_exp_G_to_8_f16, erase_exp_G_to_8, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // erase_exp_G_to_8_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // erase_exp_G_to_8_f16 -> store
-            {
-                auto to = view(erase_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, erase_exp_G_to_8_f16);
-            }
+            TSTORE(view(erase_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), erase_exp_G_to_8_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // erase_exp_G_to_8_f16 -> k_exp_G_to_8_f16
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_8_f16_channel -> erase_exp_G_to_8_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // erase_exp_G_to_8_f16 -> k_exp_G_to_8_f16
@@ -2420,25 +1774,16 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_8_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k_exp_G_to_8 -> pairs_8_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_8_f16 -> store
-            {
-                auto to = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_8_f16);
-            }
+            TSTORE(view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_8_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k_exp_G_to_8 -> pairs_8_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask, from);
-            }
+            TLOAD(pairs_8_mask, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_3_channel -> k_exp_G_to_product_3_in
-            {
-                auto from = view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_3_in, from);
-            }
+            TLOAD(k_exp_G_to_product_3_in, view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_exp_G_to_product_3_in -> k_exp_G_to_16_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_exp_G_to_product_3_in -> k_exp_G_to_16_2
             TMUL(k_exp_G_to_16_2, k_exp_G_to_product_3_in, pairs_8_mask);
@@ -2454,21 +1799,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_8_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_exp_G_to_8 -> pairs_8_mask_2
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_8_f16 -> store
-            {
-                auto to = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_8_f16);
-            }
+            TSTORE(view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_8_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_exp_G_to_8 -> pairs_8_mask_2
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_2, from);
-            }
+            TLOAD(pairs_8_mask_2, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in
-            {
-                auto from = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_3_in, from);
-            }
+            TLOAD(q_exp_G_to_product_3_in, view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
             TMUL(q_exp_G_to_16_2, q_exp_G_to_product_3_in, pairs_8_mask_2);
@@ -2476,10 +1812,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TADD(q_exp_G_to_16_sum, q_exp_G_to_64_sum, q_exp_G_to_16_2);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_exp_G_to_16_2 -> G_to_4_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // q_exp_G_to_16_2 -> G_to_4_in
-            {
-                auto from = view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_4_in, from);
-            }
+            TLOAD(G_to_4_in, view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_to_4_in -> exp_G_to_4
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_to_4_in -> exp_G_to_4
             // exp_G_to_4 = exp(to_middle(G))
@@ -2496,10 +1829,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(erase_exp_G_to_4_f16, erase_exp_G_to_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // erase_exp_G_to_4_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // erase_exp_G_to_4_f16 -> store
-            {
-                auto to = view(erase_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, erase_exp_G_to_4_f16);
-            }
+            TSTORE(view(erase_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), erase_exp_G_to_4_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // erase_exp_G_to_4_f16 -> k_exp_G_to_4_f16
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_4_f16_channel -> erase_exp_G_to_4_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // erase_exp_G_to_4_f16 -> k_exp_G_to_4_f16
@@ -2507,25 +1837,16 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_G_to_4_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k_exp_G_to_4 -> pairs_4_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_G_to_4_f16 -> store
-            {
-                auto to = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_4_f16);
-            }
+            TSTORE(view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_4_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k_exp_G_to_4 -> pairs_4_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask, from);
-            }
+            TLOAD(pairs_4_mask, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_4_channel -> k_exp_G_to_product_4_in
-            {
-                auto from = view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_4_in, from);
-            }
+            TLOAD(k_exp_G_to_product_4_in, view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_exp_G_to_product_4_in -> k_exp_G_to_8_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_exp_G_to_product_4_in -> k_exp_G_to_8_2
             TMUL(k_exp_G_to_8_2, k_exp_G_to_product_4_in, pairs_4_mask);
@@ -2541,21 +1862,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_4_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // q_exp_G_to_4 -> pairs_4_mask_2
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_4_f16 -> store
-            {
-                auto to = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_4_f16);
-            }
+            TSTORE(view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_4_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // q_exp_G_to_4 -> pairs_4_mask_2
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_2, from);
-            }
+            TLOAD(pairs_4_mask_2, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in
-            {
-                auto from = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_4_in, from);
-            }
+            TLOAD(q_exp_G_to_product_4_in, view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
             TMUL(q_exp_G_to_8_2, q_exp_G_to_product_4_in, pairs_4_mask_2);
@@ -2563,23 +1875,14 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TADD(q_exp_G_to_8_2_sum, q_exp_G_to_16_sum, q_exp_G_to_8_2);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // q_exp_G_to_8_2 -> eye_mask
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // q_exp_G_to_8_2 -> eye_mask
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask, from);
-            }
-            {
-                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_kT_in, from);
-            }
+            TLOAD(eye_mask, view(eye_mask_gm + sub * 32 * 64, 32, 64, 64));
+            TLOAD(q_kT_in, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in -> q_kT_identity
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in -> q_kT_identity
             TMUL(q_kT_identity, q_kT_in, eye_mask);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // eye_mask -> G_to_2_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // eye_mask -> G_to_2_in
-            {
-                auto from = view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_2_in, from);
-            }
+            TLOAD(G_to_2_in, view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // G_to_2_in -> exp_G_to_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // G_to_2_in -> exp_G_to_2
             // exp_G_to_2 = exp(to_middle(G))
@@ -2596,35 +1899,23 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(erase_exp_G_to_2_f16, erase_exp_G_to_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // erase_exp_G_to_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // erase_exp_G_to_2_f16 -> store
-            {
-                auto to = view(erase_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, erase_exp_G_to_2_f16);
-            }
+            TSTORE(view(erase_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), erase_exp_G_to_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_2_f16_channel -> erase_exp_G_to_2_f16_in
             pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_2_f16, k_exp_G_to_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_2_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k_exp_G_to_2 -> pairs_2_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_2_f16 -> store
-            {
-                auto to = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_2_f16);
-            }
+            TSTORE(view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // k_exp_G_to_2 -> pairs_2_mask
             // Tinv = unit_lower_inverse(strictly_lower(pairs((erase * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((erase *
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask, from);
-            }
+            TLOAD(pairs_2_mask, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_5_channel -> k_exp_G_to_product_5_in
-            {
-                auto from = view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_5_in, from);
-            }
+            TLOAD(k_exp_G_to_product_5_in, view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_exp_G_to_product_5_in -> k_exp_G_to_4_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_exp_G_to_product_5_in -> k_exp_G_to_4_2
             TMUL(k_exp_G_to_4_2, k_exp_G_to_product_5_in, pairs_2_mask);
@@ -2640,17 +1931,11 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_exp_G_to_2_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_2 -> G_to_1_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_exp_G_to_2_f16 -> store
-            {
-                auto to = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_2_f16);
-            }
+            TSTORE(view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_exp_G_to_2_f16 -> pairs_2_mask_2
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_2 -> G_to_1_in
-            {
-                auto from = view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_1_in, from);
-            }
+            TLOAD(G_to_1_in, view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // G_to_1_in -> exp_G_to_1
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // G_to_1_in -> exp_G_to_1
             // exp_G_to_1 = exp(to_middle(G))
@@ -2660,15 +1945,9 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
             // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
             // exp_G) @ S)
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_2, from);
-            }
+            TLOAD(pairs_2_mask_2, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_5_channel -> q_exp_G_to_product_5_in
-            {
-                auto from = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_5_in, from);
-            }
+            TLOAD(q_exp_G_to_product_5_in, view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
             TMUL(q_exp_G_to_4_2, q_exp_G_to_product_5_in, pairs_2_mask_2);
@@ -2685,19 +1964,13 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(erase_exp_G_to_1_f16, erase_exp_G_to_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // erase_exp_G_to_1_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // erase_exp_G_to_1_f16 -> store
-            {
-                auto to = view(erase_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, erase_exp_G_to_1_f16);
-            }
+            TSTORE(view(erase_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), erase_exp_G_to_1_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // erase_exp_G_to_1_f16_channel -> erase_exp_G_to_1_f16_in
             pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_1_f16, k_exp_G_to_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_1_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_1_f16 -> store
-            {
-                auto to = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_1_f16);
-            }
+            TSTORE(view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_1_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
@@ -2709,10 +1982,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_1_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_exp_G_to_1 -> pairs_1_mask
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_1_f16 -> store
-            {
-                auto to = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_1_f16);
-            }
+            TSTORE(view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_1_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_1_f16 -> G_in_2
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // q_exp_G_to_1 -> pairs_1_mask
@@ -2720,25 +1990,16 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask, from);
-            }
+            TLOAD(pairs_1_mask, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_6_channel -> k_exp_G_to_product_6_in
-            {
-                auto from = view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_6_in, from);
-            }
+            TLOAD(k_exp_G_to_product_6_in, view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_6_in -> k_exp_G_to_2_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_6_in -> k_exp_G_to_2_2
             TMUL(k_exp_G_to_2_2, k_exp_G_to_product_6_in, pairs_1_mask);
             pipe_barrier(PIPE_V);
             TADD(Tinv_decayed_product, k_exp_G_to_4_2_sum, k_exp_G_to_2_2);
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_1_f16 -> G_in_2
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_in_2, from);
-            }
+            TLOAD(G_in_2, view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_in_2 -> exp_G
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_in_2 -> exp_G
             pipe_barrier(PIPE_V);
@@ -2751,10 +2012,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             // exp_G_to_16) @ k_exp_G_to_16.T) + pairs((erase * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((erase *
             // exp_G_to_4) @ k_exp_G_to_4.T) + pairs((erase * exp_G_to_2) @ k_exp_G_to_2.T) + pairs((erase * exp_G_to_1)
             // @ k_exp_G_to_1.T)))
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask, from);
-            }
+            TLOAD(strictly_lower_mask, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask -> Tinv_strictly_lower
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // strictly_lower_mask -> Tinv_strictly_lower
             TMUL(Tinv_strictly_lower, Tinv_decayed_product, strictly_lower_mask);
@@ -2766,48 +2024,27 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_G_erase_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_erase -> pairs_1_mask_of_16
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_strictly_lower_f16 -> store
-            {
-                auto to = view(Tinv_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_strictly_lower_f16);
-            }
+            TSTORE(view(Tinv_strictly_lower_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), Tinv_strictly_lower_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_strictly_lower_f16_channel -> Tinv_strictly_lower_f16_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_G_erase_f16 -> store
-            {
-                auto to = view(exp_G_erase_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_G_erase_f16);
-            }
+            TSTORE(view(exp_G_erase_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_G_erase_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_G_erase_f16_channel -> exp_G_erase_f16_in
             pipe_barrier(PIPE_V);
-            for (int64_t i = 0; i < 32; i += 16) {
-                UbBlock<half, 16, 64, 16> Tinv_diagonal_stack_from;
-                TASSIGN(Tinv_diagonal_stack_from, 0x26400 + (i * 65 + sub * 32) * 2);
-                UbTile<float, 16, 16> Tinv_diagonal_stack_to;
-                TASSIGN(Tinv_diagonal_stack_to, 0x14000 + i * 64);
-                TCVT(Tinv_diagonal_stack_to, Tinv_diagonal_stack_from, RoundMode::CAST_NONE);
-            }
+            diagonal_stack<16>(Tinv_diagonal_stack, 0x14000, Tinv_strictly_lower_f16, 0x26400 + sub * 64);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_erase -> pairs_1_mask_of_16
-            {
-                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_1_mask_of_16, from);
-            }
+            TLOAD(pairs_1_mask_of_16, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16 -> Tinv_diagonal_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_1_mask_of_16 -> Tinv_diagonal_2
             pipe_barrier(PIPE_V);
             TMUL(Tinv_diagonal_2, Tinv_diagonal_stack, pairs_1_mask_of_16);
-            {
-                auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(eye_mask_of_16, from);
-            }
+            TLOAD(eye_mask_of_16, view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // eye_mask_of_16 -> Tinv_rows_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // eye_mask_of_16 -> Tinv_rows_2
             pipe_barrier(PIPE_V);
             TSUB(Tinv_rows_2, Tinv_diagonal_2, eye_mask_of_16);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // eye_mask_of_16 -> pairs_2_mask_of_16
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // eye_mask_of_16 -> pairs_2_mask_of_16
-            {
-                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_2_mask_of_16, from);
-            }
+            TLOAD(pairs_2_mask_of_16, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_2_mask_of_16 -> Tinv_diagonal_4
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_2_mask_of_16 -> Tinv_diagonal_4
             TMUL(Tinv_diagonal_4, Tinv_diagonal_stack, pairs_2_mask_of_16);
@@ -2819,23 +2056,14 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // Tinv_rows_2 -> pairs_4_mask_of_16
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_diagonal_4_f16 -> store
-            {
-                auto to = view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_diagonal_4_f16);
-            }
+            TSTORE(view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_diagonal_4_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_4_f16_channel -> Tinv_diagonal_4_f16_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16 -> store
-            {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_rows_2_f16);
-            }
+            TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16 -> Tinv_diagonal_8_f16
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // Tinv_rows_2 -> pairs_4_mask_of_16
-            {
-                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_4_mask_of_16, from);
-            }
+            TLOAD(pairs_4_mask_of_16, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_4_mask_of_16 -> Tinv_diagonal_8
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_4_mask_of_16 -> Tinv_diagonal_8
             TMUL(Tinv_diagonal_8, Tinv_diagonal_stack, pairs_4_mask_of_16);
@@ -2845,16 +2073,10 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_diagonal_8_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // Tinv_diagonal_8 -> pairs_8_mask_of_16
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_diagonal_8_f16 -> store
-            {
-                auto to = view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_diagonal_8_f16);
-            }
+            TSTORE(view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_diagonal_8_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_8_f16_channel -> Tinv_diagonal_8_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // Tinv_diagonal_8 -> pairs_8_mask_of_16
-            {
-                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_8_mask_of_16, from);
-            }
+            TLOAD(pairs_8_mask_of_16, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask_of_16 -> Tinv_diagonal_16
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask_of_16 -> Tinv_diagonal_16
             TMUL(Tinv_diagonal_16, Tinv_diagonal_stack, pairs_8_mask_of_16);
@@ -2862,10 +2084,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(Tinv_diagonal_16_f16, Tinv_diagonal_16, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // Tinv_diagonal_16_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // Tinv_diagonal_16_f16 -> store
-            {
-                auto to = view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_diagonal_16_f16);
-            }
+            TSTORE(view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_diagonal_16_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // Tinv_diagonal_16_f16 -> expand_last_G
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_16_f16_channel -> Tinv_diagonal_16_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // Tinv_diagonal_16_f16 -> expand_last_G
@@ -2882,10 +2101,7 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_decay_to_end_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k_decay_to_end -> pairs_1_mask_2
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_decay_to_end_f16 -> store
-            {
-                auto to = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_decay_to_end_f16);
-            }
+            TSTORE(view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_decay_to_end_f16);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_decay_to_end_f16 -> exp_G_erase_S_in
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
@@ -2893,15 +2109,9 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             // exp_G) @ S)
             TMUL(exp_G_q, q_f32, exp_G);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // k_decay_to_end -> pairs_1_mask_2
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_2, from);
-            }
+            TLOAD(pairs_1_mask_2, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in
-            {
-                auto from = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_6_in, from);
-            }
+            TLOAD(q_exp_G_to_product_6_in, view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_6_in -> q_exp_G_to_2_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_6_in -> q_exp_G_to_2_2
             TMUL(q_exp_G_to_2_2, q_exp_G_to_product_6_in, pairs_1_mask_2);
@@ -2910,30 +2120,21 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // exp_G_q_f16 -> store
             TADD(q_exp_G_to_2_2_sum, q_exp_G_to_4_2_sum, q_exp_G_to_2_2);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // exp_G_q_f16 -> store
-            {
-                auto to = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_G_q_f16);
-            }
+            TSTORE(view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_G_q_f16);
             pipe_barrier(PIPE_V);
             TADD(operand_of_o, q_exp_G_to_2_2_sum, q_kT_identity);
             pipe_barrier(PIPE_V);
             TCVT(operand_of_o_f16, operand_of_o, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // operand_of_o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // operand_of_o_f16 -> store
-            {
-                auto to = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_o_f16);
-            }
+            TSTORE(view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), operand_of_o_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // operand_of_o_f16 -> chunk_decay_S
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // operand_of_o_f16 -> chunk_decay_S
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             TROWEXPANDMUL(chunk_decay_S, S, chunk_decay_col);
             wait_flag_dev(1);  // exp_G_erase_S_channel -> exp_G_erase_S_in
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_decay_to_end_f16 -> exp_G_erase_S_in
-            {
-                auto from = view(exp_G_erase_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(exp_G_erase_S_in, from);
-            }
+            TLOAD(exp_G_erase_S_in, view(exp_G_erase_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // exp_G_erase_S_in -> operand_of_U
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // exp_G_erase_S_in -> operand_of_U
             // U = Tinv @ (v * w - (erase * exp_G) @ S)
@@ -2942,25 +2143,16 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             TCVT(operand_of_U_f16, operand_of_U, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_U_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_U_f16 -> store
-            {
-                auto to = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, operand_of_U_f16);
-            }
+            TSTORE(view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), operand_of_U_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_U_f16_channel -> operand_of_U_f16_in
             wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in
-            {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
-            }
+            TLOAD(S_next_part_in, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // S_next_part_in -> S_next
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             TADD(S_next, chunk_decay_S, S_next_part_in);
             wait_flag_dev(1);  // o_sum_channel -> o_sum_in
-            {
-                auto from = view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_in, from);
-            }
+            TLOAD(o_sum_in, view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // o_sum_in -> o
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // o_sum_in -> o
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
@@ -2973,17 +2165,12 @@ PTO_ENTRY void gated_delta_rule_2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16 -> store
             if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0xc000);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
+                auto valid = tile_at<UbPart<half, 32, 128>>(0xc000, part, 128);
+                TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
             }
         }
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), S);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw

@@ -142,10 +142,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -200,8 +211,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -227,8 +237,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -239,10 +248,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -276,22 +335,14 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 128, 8> g;
-    TASSIGN(g, 0x0);
-    UbTile<float, 128, 8> g_rows;
-    TASSIGN(g_rows, 0x2000);
-    UbTile<float, 128, 8> exp_g_rows;
-    TASSIGN(exp_g_rows, 0x3000);
-    UbTile<float, 128, 8> exp_g_rows_times_0;
-    TASSIGN(exp_g_rows_times_0, 0x3000);
-    UbTile<float, 128, 8> g_rows_maximum;
-    TASSIGN(g_rows_maximum, 0x2000);
-    UbTile<float, 128, 8> g_rows_maximum_sum;
-    TASSIGN(g_rows_maximum_sum, 0x2000);
-    UbTile<float, 8, 128> G;
-    TASSIGN(G, 0x5000);
-    UbTile<float, 128, 8> G_scratch;
-    TASSIGN(G_scratch, 0x4000);
+    auto g = tile_at<UbTile<float, 128, 8>>(0x0);
+    auto g_rows = tile_at<UbTile<float, 128, 8>>(0x2000);
+    auto exp_g_rows = tile_at<UbTile<float, 128, 8>>(0x3000);
+    auto exp_g_rows_times_0 = tile_at<UbTile<float, 128, 8>>(0x3000);
+    auto g_rows_maximum = tile_at<UbTile<float, 128, 8>>(0x2000);
+    auto g_rows_maximum_sum = tile_at<UbTile<float, 128, 8>>(0x2000);
+    auto G = tile_at<UbTile<float, 8, 128>>(0x5000);
+    auto G_scratch = tile_at<UbTile<float, 128, 8>>(0x4000);
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     for (int64_t item = get_block_idx(); item < slots * ((HV + 15) / 16); item += get_block_num()) {
@@ -305,12 +356,8 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
-        UbPart<float, 128, 8> g_raw(rows, mine);
-        TASSIGN(g_raw, 0x0);
-        if (mine > 0) {
-            auto from = view(g_gm + token_at(HV, hv + sub * 8, 1, b, T, t), rows, mine, token_stride(HV, 1));
-            TLOAD(g_raw, from);
-        }
+        auto g_raw = tile_at<UbPart<float, 128, 8>>(0x0, rows, mine);
+        if (mine > 0) TLOAD(g_raw, view(g_gm + token_at(HV, hv + sub * 8, 1, b, T, t), rows, mine, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
         if (rows < 128 || mine < 8) fill_tile(g, g_raw, mine, 0x0);
@@ -377,10 +424,8 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
         if (mine > 0) {
-            UbPart<float, 8, 128> valid(mine, 128);
-            TASSIGN(valid, 0x5000);
-            auto to = view(G_ws_gm + (slot * HV + hv) * 128 + sub * 1024, mine, 128, 128);
-            TSTORE(to, valid);
+            auto valid = tile_at<UbPart<float, 8, 128>>(0x5000, mine, 128);
+            TSTORE(view(G_ws_gm + (slot * HV + hv) * 128 + sub * 1024, mine, 128, 128), valid);
         }
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     }
@@ -421,14 +466,10 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 128, 128> k;
-    TASSIGN(k, 0x0);
-    TileLeft<half, 128, 128> k_kT_left;
-    TASSIGN(k_kT_left, 0x0);
-    TileRight<half, 128, 128> k_kT_right;
-    TASSIGN(k_kT_right, 0x0);
-    TileAcc<float, 128, 128> k_kT;
-    TASSIGN(k_kT, 0x0);
+    auto k = tile_at<L1Tile<half, 128, 128>>(0x0);
+    auto k_kT_left = tile_at<TileLeft<half, 128, 128>>(0x0);
+    auto k_kT_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto k_kT = tile_at<TileAcc<float, 128, 128>>(0x0);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
@@ -441,10 +482,8 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-        L1Part<half, 128, 128> k_raw(rows, 128);
-        TASSIGN(k_raw, 0x0);
-        auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(k_raw, k_raw_from);
+        auto k_raw = tile_at<L1Part<half, 128, 128>>(0x0, rows, 128);
+        TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 128) TFILLPAD(k_raw, k_raw);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_kT_left
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_kT_left
@@ -463,10 +502,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT -> store
         wait_flag_dev(1);  // k_kT_channel -> store
-        {
-            auto to = view(k_kT_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TSTORE(to, k_kT);
-        }
+        TSTORE(view(k_kT_channel_gm + get_block_idx() * 16384, 128, 128, 128), k_kT);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
     }
@@ -486,43 +522,24 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> strictly_lower_fill;
-    TASSIGN(strictly_lower_fill, 0x0);
-    UbTile<float, 1, 128> G;
-    TASSIGN(G, 0x8000);
-    UbCol<float, 64> G_col;
-    TASSIGN(G_col, 0x8000 + sub * 256);
-    UbTile<float, 1, 128> G_times_minus_1;
-    TASSIGN(G_times_minus_1, 0x8200);
-    UbWide<float, 128> beta_wide;
-    TASSIGN(beta_wide, 0x8400);
-    UbTile<float, 64, 128> G_times_expand;
-    TASSIGN(G_times_expand, 0x9400);
-    UbTile<float, 64, 128> G_minus_G;
-    TASSIGN(G_minus_G, 0x9400);
-    UbTile<float, 64, 128> lower_G_minus_G;
-    TASSIGN(lower_G_minus_G, 0x9400);
-    UbTile<float, 1, 128> beta;
-    TASSIGN(beta, 0x12400);
-    UbCol<float, 64> beta_col;
-    TASSIGN(beta_col, 0x12400 + sub * 256);
-    UbTile<float, 64, 128> D;
-    TASSIGN(D, 0x9400);
-    UbTile<float, 64, 128> k_kT_in;
-    TASSIGN(k_kT_in, 0x12600);
-    UbTile<float, 64, 128> beta_k_kT;
-    TASSIGN(beta_k_kT, 0x12600);
-    UbTile<float, 64, 128> A;
-    TASSIGN(A, 0x12600);
-    UbTile<half, 64, 128> A_f16;
-    TASSIGN(A_f16, 0x1a600);
-    UbTile<float, 128, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0x11400);
+    auto strictly_lower_fill = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto G = tile_at<UbTile<float, 1, 128>>(0x8000);
+    auto G_col = tile_at<UbCol<float, 64>>(0x8000 + sub * 256);
+    auto G_times_minus_1 = tile_at<UbTile<float, 1, 128>>(0x8200);
+    auto beta_wide = tile_at<UbWide<float, 128>>(0x8400);
+    auto G_times_expand = tile_at<UbTile<float, 64, 128>>(0x9400);
+    auto G_minus_G = tile_at<UbTile<float, 64, 128>>(0x9400);
+    auto lower_G_minus_G = tile_at<UbTile<float, 64, 128>>(0x9400);
+    auto beta = tile_at<UbTile<float, 1, 128>>(0x12400);
+    auto beta_col = tile_at<UbCol<float, 64>>(0x12400 + sub * 256);
+    auto D = tile_at<UbTile<float, 64, 128>>(0x9400);
+    auto k_kT_in = tile_at<UbTile<float, 64, 128>>(0x12600);
+    auto beta_k_kT = tile_at<UbTile<float, 64, 128>>(0x12600);
+    auto A = tile_at<UbTile<float, 64, 128>>(0x12600);
+    auto A_f16 = tile_at<UbTile<half, 64, 128>>(0x1a600);
+    auto beta_scratch = tile_at<UbTile<float, 128, 8>>(0x11400);
     // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
-    {
-        auto from = view(strictly_lower_fill_gm + sub * 64 * 128, 64, 128, 128);
-        TLOAD(strictly_lower_fill, from);
-    }
+    TLOAD(strictly_lower_fill, view(strictly_lower_fill_gm + sub * 64 * 128, 64, 128, 128));
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
@@ -537,18 +554,13 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
-        {
-            auto from = view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128);
-            TLOAD(G, from);
-        }
+        TLOAD(G, view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
         TMULS(G_times_minus_1, G, -1.0f);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-        UbWidePart<float, 128> beta_raw(rows);
-        TASSIGN(beta_raw, 0x8400);
-        auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-        TLOAD(beta_raw, beta_raw_from);
+        auto beta_raw = tile_at<UbWidePart<float, 128>>(0x8400, rows);
+        TLOAD(beta_raw, view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
         fill_wide(beta_raw, rows, 0x8400);
@@ -567,10 +579,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         TEXP(D, lower_G_minus_G);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
-        {
-            auto from = view(k_kT_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(k_kT_in, from);
-        }
+        TLOAD(k_kT_in, view(k_kT_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
@@ -584,10 +593,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16 -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16 -> store
-        {
-            auto to = view(A_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, A_f16);
-        }
+        TSTORE(view(A_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), A_f16);
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
@@ -648,273 +654,137 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(constants + 0);
     __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 73728);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 128, 128> minus_identity;
-    TASSIGN(minus_identity, 0x0);
-    L1Tile<half, 16, 16> identity;
-    TASSIGN(identity, 0x8000);
-    L1Tile<half, 128, 128> Tinv_zeros;
-    TASSIGN(Tinv_zeros, 0x8200);
-    L1Tile<half, 128, 128> A_cube;
-    TASSIGN(A_cube, 0x10200);
-    L1Tile<half, 128, 16> diagonal_stack_A_4_f16_in;
-    TASSIGN(diagonal_stack_A_4_f16_in, 0x18200);
-    L1Tile<half, 128, 16> Tinv_rows_2_f16_in;
-    TASSIGN(Tinv_rows_2_f16_in, 0x19200);
-    TileLeft<half, 128, 16> Tinv_below_4_left;
-    TASSIGN(Tinv_below_4_left, 0x0);
-    TileRight<half, 128, 16> Tinv_below_4_right;
-    TASSIGN(Tinv_below_4_right, 0x0);
-    TileAcc<float, 128, 16> Tinv_below_4;
-    TASSIGN(Tinv_below_4, 0x0);
-    L1Tile<half, 128, 16> diagonal_stack_A_8_f16_in;
-    TASSIGN(diagonal_stack_A_8_f16_in, 0x1a200);
-    L1Tile<half, 128, 16> Tinv_below_4_f16;
-    TASSIGN(Tinv_below_4_f16, 0x1b200);
-    TileLeft<half, 128, 16> identity_product_left;
-    TASSIGN(identity_product_left, 0x8000);
-    TileRight<half, 16, 16> identity_product_right;
-    TASSIGN(identity_product_right, 0x8000);
-    TileAcc<float, 128, 16> identity_product;
-    TASSIGN(identity_product, 0x2000);
-    L1Tile<half, 128, 16> diagonal_stack_A_4_f16_in_h1;
-    TASSIGN(diagonal_stack_A_4_f16_in_h1, 0x1c200);
-    L1Tile<half, 128, 16> Tinv_rows_2_f16_in_h1;
-    TASSIGN(Tinv_rows_2_f16_in_h1, 0x1d200);
-    TileLeft<half, 128, 16> Tinv_rows_4_left;
-    TASSIGN(Tinv_rows_4_left, 0x0);
-    TileRight<half, 128, 16> Tinv_rows_4_right;
-    TASSIGN(Tinv_rows_4_right, 0x0);
-    TileAcc<float, 128, 16> Tinv_rows_4;
-    TASSIGN(Tinv_rows_4, 0x2000);
-    L1Tile<half, 128, 16> diagonal_stack_16_f16_in;
-    TASSIGN(diagonal_stack_16_f16_in, 0x1e200);
-    L1Tile<half, 128, 16> Tinv_rows_4_f16;
-    TASSIGN(Tinv_rows_4_f16, 0x1f200);
-    TileLeft<half, 128, 16> Tinv_below_4_left_h1;
-    TASSIGN(Tinv_below_4_left_h1, 0x8000);
-    TileRight<half, 128, 16> Tinv_below_4_right_h1;
-    TASSIGN(Tinv_below_4_right_h1, 0x8000);
-    TileAcc<float, 128, 16> Tinv_below_4_h1;
-    TASSIGN(Tinv_below_4_h1, 0x4000);
-    L1Tile<half, 128, 16> diagonal_stack_A_8_f16_in_h1;
-    TASSIGN(diagonal_stack_A_8_f16_in_h1, 0x20200);
-    TileLeft<half, 128, 16> identity_product_left_h1;
-    TASSIGN(identity_product_left_h1, 0x0);
-    TileRight<half, 16, 16> identity_product_right_h1;
-    TASSIGN(identity_product_right_h1, 0x0);
-    TileAcc<float, 128, 16> identity_product_h1;
-    TASSIGN(identity_product_h1, 0x6000);
-    L1Tile<half, 128, 128> Tinv_zeros_h1;
-    TASSIGN(Tinv_zeros_h1, 0x21200);
-    L1Tile<half, 128, 16> Tinv_below_4_f16_h1;
-    TASSIGN(Tinv_below_4_f16_h1, 0x29200);
-    TileLeft<half, 128, 16> Tinv_below_8_left;
-    TASSIGN(Tinv_below_8_left, 0x8000);
-    TileRight<half, 128, 16> Tinv_below_8_right;
-    TASSIGN(Tinv_below_8_right, 0x8000);
-    TileAcc<float, 128, 16> Tinv_below_8;
-    TASSIGN(Tinv_below_8, 0x8000);
-    L1Tile<half, 128, 16> Tinv_below_8_f16;
-    TASSIGN(Tinv_below_8_f16, 0x2a200);
-    TileLeft<half, 128, 16> Tinv_rows_4_left_h1;
-    TASSIGN(Tinv_rows_4_left_h1, 0x0);
-    TileRight<half, 128, 16> Tinv_rows_4_right_h1;
-    TASSIGN(Tinv_rows_4_right_h1, 0x0);
-    TileAcc<float, 128, 16> Tinv_rows_4_h1;
-    TASSIGN(Tinv_rows_4_h1, 0x6000);
-    TileLeft<half, 128, 16> Tinv_rows_8_left;
-    TASSIGN(Tinv_rows_8_left, 0x8000);
-    TileRight<half, 128, 16> Tinv_rows_8_right;
-    TASSIGN(Tinv_rows_8_right, 0x8000);
-    TileAcc<float, 128, 16> Tinv_rows_8;
-    TASSIGN(Tinv_rows_8, 0x2000);
-    L1Tile<half, 128, 16> Tinv_rows_4_f16_h1;
-    TASSIGN(Tinv_rows_4_f16_h1, 0x2b200);
-    L1Tile<half, 128, 16> Tinv_rows_8_f16;
-    TASSIGN(Tinv_rows_8_f16, 0x2c200);
-    TileLeft<half, 128, 16> Tinv_below_8_left_h1;
-    TASSIGN(Tinv_below_8_left_h1, 0x0);
-    TileRight<half, 128, 16> Tinv_below_8_right_h1;
-    TASSIGN(Tinv_below_8_right_h1, 0x0);
-    TileAcc<float, 128, 16> Tinv_below_8_h1;
-    TASSIGN(Tinv_below_8_h1, 0xa000);
-    L1Tile<half, 128, 128> A_cube_h1;
-    TASSIGN(A_cube_h1, 0x2d200);
-    TileLeft<half, 128, 16> Tinv_below_16_left;
-    TASSIGN(Tinv_below_16_left, 0x8000);
-    TileRight<half, 128, 16> Tinv_below_16_right;
-    TASSIGN(Tinv_below_16_right, 0x8000);
-    TileAcc<float, 128, 16> Tinv_below_16;
-    TASSIGN(Tinv_below_16, 0xc000);
-    L1Tile<half, 128, 16> Tinv_below_8_f16_h1;
-    TASSIGN(Tinv_below_8_f16_h1, 0x35200);
-    L1Tile<half, 128, 16> Tinv_below_16_f16;
-    TASSIGN(Tinv_below_16_f16, 0x36200);
-    TileLeft<half, 128, 16> Tinv_rows_8_left_h1;
-    TASSIGN(Tinv_rows_8_left_h1, 0x0);
-    TileRight<half, 128, 16> Tinv_rows_8_right_h1;
-    TASSIGN(Tinv_rows_8_right_h1, 0x0);
-    TileAcc<float, 128, 16> Tinv_rows_8_h1;
-    TASSIGN(Tinv_rows_8_h1, 0x6000);
-    TileLeft<half, 128, 16> Tinv_rows_16_left;
-    TASSIGN(Tinv_rows_16_left, 0x8000);
-    TileRight<half, 128, 16> Tinv_rows_16_right;
-    TASSIGN(Tinv_rows_16_right, 0x8000);
-    L1Tile<half, 128, 16> Tinv_rows_8_f16_h1;
-    TASSIGN(Tinv_rows_8_f16_h1, 0x37200);
-    L1Tile<half, 128, 128> Tinv_blocks_16;
-    TASSIGN(Tinv_blocks_16, 0x8200);
-    L1Tile<half, 128, 16> diagonal_stack_16_f16_in_h1;
-    TASSIGN(diagonal_stack_16_f16_in_h1, 0x38200);
-    TileLeft<half, 64, 16> Tinv_below_32_left;
-    TASSIGN(Tinv_below_32_left, 0x0);
-    TileRight<half, 64, 16> Tinv_below_32_right;
-    TASSIGN(Tinv_below_32_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_32;
-    TASSIGN(Tinv_below_32, 0xe000);
-    L1Tile<half, 64, 16> Tinv_below_32_f16;
-    TASSIGN(Tinv_below_32_f16, 0x39200);
-    TileLeft<half, 128, 16> Tinv_below_16_left_h1;
-    TASSIGN(Tinv_below_16_left_h1, 0x8000);
-    TileRight<half, 128, 16> Tinv_below_16_right_h1;
-    TASSIGN(Tinv_below_16_right_h1, 0x8000);
-    TileAcc<float, 128, 16> Tinv_below_16_h1;
-    TASSIGN(Tinv_below_16_h1, 0xf000);
-    TileLeft<half, 64, 16> Tinv_corner_32_left;
-    TASSIGN(Tinv_corner_32_left, 0x0);
-    TileRight<half, 64, 16> Tinv_corner_32_right;
-    TASSIGN(Tinv_corner_32_right, 0x0);
-    L1Tile<half, 128, 16> Tinv_below_16_f16_h1;
-    TASSIGN(Tinv_below_16_f16_h1, 0x39a00);
-    L1Tile<half, 128, 128> Tinv_blocks_32;
-    TASSIGN(Tinv_blocks_32, 0x8200);
-    TileLeft<half, 128, 16> Tinv_rows_16_left_h1;
-    TASSIGN(Tinv_rows_16_left_h1, 0x8000);
-    TileRight<half, 128, 16> Tinv_rows_16_right_h1;
-    TASSIGN(Tinv_rows_16_right_h1, 0x8000);
-    TileLeft<half, 32, 32> Tinv_below_64_left;
-    TASSIGN(Tinv_below_64_left, 0x0);
-    TileRight<half, 32, 32> Tinv_below_64_right;
-    TASSIGN(Tinv_below_64_right, 0x0);
-    TileAcc<float, 32, 32> Tinv_below_64;
-    TASSIGN(Tinv_below_64, 0x12000);
-    L1Tile<half, 128, 128> Tinv_blocks_16_h1;
-    TASSIGN(Tinv_blocks_16_h1, 0x21200);
-    TileLeft<half, 32, 32> Tinv_below_64_2_left;
-    TASSIGN(Tinv_below_64_2_left, 0x8000);
-    TileRight<half, 32, 32> Tinv_below_64_2_right;
-    TASSIGN(Tinv_below_64_2_right, 0x8000);
-    TileAcc<float, 32, 32> Tinv_below_64_2;
-    TASSIGN(Tinv_below_64_2, 0x13000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16;
-    TASSIGN(Tinv_below_64_f16, 0x3aa00);
-    TileAcc<float, 64, 16> Tinv_below_32_h1;
-    TASSIGN(Tinv_below_32_h1, 0x14000);
-    L1Tile<half, 32, 32> Tinv_below_64_2_f16;
-    TASSIGN(Tinv_below_64_2_f16, 0x3b200);
-    TileLeft<half, 32, 32> Tinv_corner_64_left;
-    TASSIGN(Tinv_corner_64_left, 0x8000);
-    TileRight<half, 32, 32> Tinv_corner_64_right;
-    TASSIGN(Tinv_corner_64_right, 0x8000);
-    TileAcc<float, 32, 32> Tinv_corner_64;
-    TASSIGN(Tinv_corner_64, 0x15000);
-    TileLeft<half, 32, 32> Tinv_corner_64_2_left;
-    TASSIGN(Tinv_corner_64_2_left, 0x0);
-    TileRight<half, 32, 32> Tinv_corner_64_2_right;
-    TASSIGN(Tinv_corner_64_2_right, 0x0);
-    TileAcc<float, 32, 32> Tinv_corner_64_2;
-    TASSIGN(Tinv_corner_64_2, 0x16000);
-    L1Tile<half, 128, 128> Tinv_blocks_64_2;
-    TASSIGN(Tinv_blocks_64_2, 0x8200);
-    L1Tile<half, 64, 16> Tinv_below_32_f16_h1;
-    TASSIGN(Tinv_below_32_f16_h1, 0x3ba00);
-    TileLeft<half, 64, 64> Tinv_below_128_left;
-    TASSIGN(Tinv_below_128_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_128_right;
-    TASSIGN(Tinv_below_128_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_128;
-    TASSIGN(Tinv_below_128, 0x17000);
-    TileRight<half, 64, 16> Tinv_corner_32_right_h1;
-    TASSIGN(Tinv_corner_32_right_h1, 0x0);
-    L1Tile<half, 64, 64> Tinv_below_128_f16;
-    TASSIGN(Tinv_below_128_f16, 0x3c200);
-    L1Tile<half, 128, 128> Tinv_blocks_32_h1;
-    TASSIGN(Tinv_blocks_32_h1, 0x21200);
-    TileLeft<half, 64, 64> Tinv_corner_128_left;
-    TASSIGN(Tinv_corner_128_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_corner_128_right;
-    TASSIGN(Tinv_corner_128_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv_corner_128;
-    TASSIGN(Tinv_corner_128, 0x1c000);
-    TileLeft<half, 32, 32> Tinv_below_64_left_h1;
-    TASSIGN(Tinv_below_64_left_h1, 0x0);
-    TileRight<half, 32, 32> Tinv_below_64_right_h1;
-    TASSIGN(Tinv_below_64_right_h1, 0x0);
-    TileAcc<float, 32, 32> Tinv_below_64_h1;
-    TASSIGN(Tinv_below_64_h1, 0x0);
-    L1Tile<half, 128, 128> Tinv_blocks_128;
-    TASSIGN(Tinv_blocks_128, 0x8200);
-    TileLeft<half, 32, 32> Tinv_below_64_2_left_h1;
-    TASSIGN(Tinv_below_64_2_left_h1, 0x8000);
-    TileRight<half, 32, 32> Tinv_below_64_2_right_h1;
-    TASSIGN(Tinv_below_64_2_right_h1, 0x8000);
-    TileAcc<float, 32, 32> Tinv_below_64_2_h1;
-    TASSIGN(Tinv_below_64_2_h1, 0x1000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16_h1;
-    TASSIGN(Tinv_below_64_f16_h1, 0x3e200);
-    TileLeft<half, 128, 128> Tinv_left;
-    TASSIGN(Tinv_left, 0x0);
-    TileRight<half, 128, 128> Tinv_right;
-    TASSIGN(Tinv_right, 0x0);
-    TileAcc<float, 128, 128> Tinv;
-    TASSIGN(Tinv, 0x2000);
-    L1Tile<half, 32, 32> Tinv_below_64_2_f16_h1;
-    TASSIGN(Tinv_below_64_2_f16_h1, 0x3ea00);
-    TileLeft<half, 32, 32> Tinv_corner_64_left_h1;
-    TASSIGN(Tinv_corner_64_left_h1, 0x8000);
-    TileRight<half, 32, 32> Tinv_corner_64_right_h1;
-    TASSIGN(Tinv_corner_64_right_h1, 0x8000);
-    TileAcc<float, 32, 32> Tinv_corner_64_h1;
-    TASSIGN(Tinv_corner_64_h1, 0x12000);
-    TileLeft<half, 32, 32> Tinv_corner_64_2_left_h1;
-    TASSIGN(Tinv_corner_64_2_left_h1, 0x0);
-    TileRight<half, 32, 32> Tinv_corner_64_2_right_h1;
-    TASSIGN(Tinv_corner_64_2_right_h1, 0x0);
-    TileAcc<float, 32, 32> Tinv_corner_64_2_h1;
-    TASSIGN(Tinv_corner_64_2_h1, 0x13000);
-    L1Tile<half, 128, 128> Tinv_blocks_64_2_h1;
-    TASSIGN(Tinv_blocks_64_2_h1, 0x21200);
-    TileLeft<half, 64, 64> Tinv_below_128_left_h1;
-    TASSIGN(Tinv_below_128_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_below_128_right_h1;
-    TASSIGN(Tinv_below_128_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_below_128_h1;
-    TASSIGN(Tinv_below_128_h1, 0x14000);
-    L1Tile<half, 64, 64> Tinv_below_128_f16_h1;
-    TASSIGN(Tinv_below_128_f16_h1, 0x3f200);
-    TileLeft<half, 64, 64> Tinv_corner_128_left_h1;
-    TASSIGN(Tinv_corner_128_left_h1, 0x0);
-    TileRight<half, 64, 64> Tinv_corner_128_right_h1;
-    TASSIGN(Tinv_corner_128_right_h1, 0x0);
-    TileAcc<float, 64, 64> Tinv_corner_128_h1;
-    TASSIGN(Tinv_corner_128_h1, 0x18000);
-    L1Tile<half, 128, 128> Tinv_blocks_128_h1;
-    TASSIGN(Tinv_blocks_128_h1, 0x21200);
-    TileLeft<half, 128, 128> Tinv_left_h1;
-    TASSIGN(Tinv_left_h1, 0x8000);
-    TileRight<half, 128, 128> Tinv_right_h1;
-    TASSIGN(Tinv_right_h1, 0x8000);
-    TileAcc<float, 128, 128> Tinv_h1;
-    TASSIGN(Tinv_h1, 0x0);
+    auto minus_identity = tile_at<L1Tile<half, 128, 128>>(0x0);
+    auto identity = tile_at<L1Tile<half, 16, 16>>(0x8000);
+    auto Tinv_zeros = tile_at<L1Tile<half, 128, 128>>(0x8200);
+    auto A_cube = tile_at<L1Tile<half, 128, 128>>(0x10200);
+    auto diagonal_stack_A_4_f16_in = tile_at<L1Tile<half, 128, 16>>(0x18200);
+    auto Tinv_rows_2_f16_in = tile_at<L1Tile<half, 128, 16>>(0x19200);
+    auto Tinv_below_4_left = tile_at<TileLeft<half, 128, 16>>(0x0);
+    auto Tinv_below_4_right = tile_at<TileRight<half, 128, 16>>(0x0);
+    auto Tinv_below_4 = tile_at<TileAcc<float, 128, 16>>(0x0);
+    auto diagonal_stack_A_8_f16_in = tile_at<L1Tile<half, 128, 16>>(0x1a200);
+    auto Tinv_below_4_f16 = tile_at<L1Tile<half, 128, 16>>(0x1b200);
+    auto identity_product_left = tile_at<TileLeft<half, 128, 16>>(0x8000);
+    auto identity_product_right = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_product = tile_at<TileAcc<float, 128, 16>>(0x2000);
+    auto diagonal_stack_A_4_f16_in_h1 = tile_at<L1Tile<half, 128, 16>>(0x1c200);
+    auto Tinv_rows_2_f16_in_h1 = tile_at<L1Tile<half, 128, 16>>(0x1d200);
+    auto Tinv_rows_4_left = tile_at<TileLeft<half, 128, 16>>(0x0);
+    auto Tinv_rows_4_right = tile_at<TileRight<half, 128, 16>>(0x0);
+    auto Tinv_rows_4 = tile_at<TileAcc<float, 128, 16>>(0x2000);
+    auto diagonal_stack_16_f16_in = tile_at<L1Tile<half, 128, 16>>(0x1e200);
+    auto Tinv_rows_4_f16 = tile_at<L1Tile<half, 128, 16>>(0x1f200);
+    auto Tinv_below_4_left_h1 = tile_at<TileLeft<half, 128, 16>>(0x8000);
+    auto Tinv_below_4_right_h1 = tile_at<TileRight<half, 128, 16>>(0x8000);
+    auto Tinv_below_4_h1 = tile_at<TileAcc<float, 128, 16>>(0x4000);
+    auto diagonal_stack_A_8_f16_in_h1 = tile_at<L1Tile<half, 128, 16>>(0x20200);
+    auto identity_product_left_h1 = tile_at<TileLeft<half, 128, 16>>(0x0);
+    auto identity_product_right_h1 = tile_at<TileRight<half, 16, 16>>(0x0);
+    auto identity_product_h1 = tile_at<TileAcc<float, 128, 16>>(0x6000);
+    auto Tinv_zeros_h1 = tile_at<L1Tile<half, 128, 128>>(0x21200);
+    auto Tinv_below_4_f16_h1 = tile_at<L1Tile<half, 128, 16>>(0x29200);
+    auto Tinv_below_8_left = tile_at<TileLeft<half, 128, 16>>(0x8000);
+    auto Tinv_below_8_right = tile_at<TileRight<half, 128, 16>>(0x8000);
+    auto Tinv_below_8 = tile_at<TileAcc<float, 128, 16>>(0x8000);
+    auto Tinv_below_8_f16 = tile_at<L1Tile<half, 128, 16>>(0x2a200);
+    auto Tinv_rows_4_left_h1 = tile_at<TileLeft<half, 128, 16>>(0x0);
+    auto Tinv_rows_4_right_h1 = tile_at<TileRight<half, 128, 16>>(0x0);
+    auto Tinv_rows_4_h1 = tile_at<TileAcc<float, 128, 16>>(0x6000);
+    auto Tinv_rows_8_left = tile_at<TileLeft<half, 128, 16>>(0x8000);
+    auto Tinv_rows_8_right = tile_at<TileRight<half, 128, 16>>(0x8000);
+    auto Tinv_rows_8 = tile_at<TileAcc<float, 128, 16>>(0x2000);
+    auto Tinv_rows_4_f16_h1 = tile_at<L1Tile<half, 128, 16>>(0x2b200);
+    auto Tinv_rows_8_f16 = tile_at<L1Tile<half, 128, 16>>(0x2c200);
+    auto Tinv_below_8_left_h1 = tile_at<TileLeft<half, 128, 16>>(0x0);
+    auto Tinv_below_8_right_h1 = tile_at<TileRight<half, 128, 16>>(0x0);
+    auto Tinv_below_8_h1 = tile_at<TileAcc<float, 128, 16>>(0xa000);
+    auto A_cube_h1 = tile_at<L1Tile<half, 128, 128>>(0x2d200);
+    auto Tinv_below_16_left = tile_at<TileLeft<half, 128, 16>>(0x8000);
+    auto Tinv_below_16_right = tile_at<TileRight<half, 128, 16>>(0x8000);
+    auto Tinv_below_16 = tile_at<TileAcc<float, 128, 16>>(0xc000);
+    auto Tinv_below_8_f16_h1 = tile_at<L1Tile<half, 128, 16>>(0x35200);
+    auto Tinv_below_16_f16 = tile_at<L1Tile<half, 128, 16>>(0x36200);
+    auto Tinv_rows_8_left_h1 = tile_at<TileLeft<half, 128, 16>>(0x0);
+    auto Tinv_rows_8_right_h1 = tile_at<TileRight<half, 128, 16>>(0x0);
+    auto Tinv_rows_8_h1 = tile_at<TileAcc<float, 128, 16>>(0x6000);
+    auto Tinv_rows_16_left = tile_at<TileLeft<half, 128, 16>>(0x8000);
+    auto Tinv_rows_16_right = tile_at<TileRight<half, 128, 16>>(0x8000);
+    auto Tinv_rows_8_f16_h1 = tile_at<L1Tile<half, 128, 16>>(0x37200);
+    auto Tinv_blocks_16 = tile_at<L1Tile<half, 128, 128>>(0x8200);
+    auto diagonal_stack_16_f16_in_h1 = tile_at<L1Tile<half, 128, 16>>(0x38200);
+    auto Tinv_below_32 = tile_at<TileAcc<float, 64, 16>>(0xe000);
+    auto Tinv_below_32_f16 = tile_at<L1Tile<half, 64, 16>>(0x39200);
+    auto Tinv_below_16_left_h1 = tile_at<TileLeft<half, 128, 16>>(0x8000);
+    auto Tinv_below_16_right_h1 = tile_at<TileRight<half, 128, 16>>(0x8000);
+    auto Tinv_below_16_h1 = tile_at<TileAcc<float, 128, 16>>(0xf000);
+    auto Tinv_corner_32_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_16_f16_h1 = tile_at<L1Tile<half, 128, 16>>(0x39a00);
+    auto Tinv_blocks_32 = tile_at<L1Tile<half, 128, 128>>(0x8200);
+    auto Tinv_rows_16_left_h1 = tile_at<TileLeft<half, 128, 16>>(0x8000);
+    auto Tinv_rows_16_right_h1 = tile_at<TileRight<half, 128, 16>>(0x8000);
+    auto Tinv_below_64_left = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_below_64_right = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_below_64 = tile_at<TileAcc<float, 32, 32>>(0x12000);
+    auto Tinv_blocks_16_h1 = tile_at<L1Tile<half, 128, 128>>(0x21200);
+    auto Tinv_below_64_2_left = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_2_right = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_2 = tile_at<TileAcc<float, 32, 32>>(0x13000);
+    auto Tinv_below_64_f16 = tile_at<L1Tile<half, 32, 32>>(0x3aa00);
+    auto Tinv_below_32_h1 = tile_at<TileAcc<float, 64, 16>>(0x14000);
+    auto Tinv_below_64_2_f16 = tile_at<L1Tile<half, 32, 32>>(0x3b200);
+    auto Tinv_corner_64_left = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64_right = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64 = tile_at<TileAcc<float, 32, 32>>(0x15000);
+    auto Tinv_corner_64_2_left = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_2_right = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_2 = tile_at<TileAcc<float, 32, 32>>(0x16000);
+    auto Tinv_blocks_64 = tile_at<L1Tile<half, 128, 128>>(0x8200);
+    auto Tinv_blocks_64_2 = tile_at<L1Tile<half, 128, 128>>(0x8200);
+    auto Tinv_below_32_f16_h1 = tile_at<L1Tile<half, 64, 16>>(0x3ba00);
+    auto Tinv_below_128_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto Tinv_below_128_right = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv_below_128 = tile_at<TileAcc<float, 64, 64>>(0x17000);
+    auto Tinv_corner_32_right_h1 = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_128_f16 = tile_at<L1Tile<half, 64, 64>>(0x3c200);
+    auto Tinv_blocks_32_h1 = tile_at<L1Tile<half, 128, 128>>(0x21200);
+    auto Tinv_corner_128_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto Tinv_corner_128_right = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv_corner_128 = tile_at<TileAcc<float, 64, 64>>(0x1c000);
+    auto Tinv_below_64_left_h1 = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_below_64_right_h1 = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_below_64_h1 = tile_at<TileAcc<float, 32, 32>>(0x0);
+    auto Tinv_blocks_128 = tile_at<L1Tile<half, 128, 128>>(0x8200);
+    auto Tinv_below_64_2_left_h1 = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_2_right_h1 = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_2_h1 = tile_at<TileAcc<float, 32, 32>>(0x1000);
+    auto Tinv_below_64_f16_h1 = tile_at<L1Tile<half, 32, 32>>(0x3e200);
+    auto Tinv_left = tile_at<TileLeft<half, 128, 128>>(0x0);
+    auto Tinv_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto Tinv = tile_at<TileAcc<float, 128, 128>>(0x2000);
+    auto Tinv_below_64_2_f16_h1 = tile_at<L1Tile<half, 32, 32>>(0x3ea00);
+    auto Tinv_corner_64_left_h1 = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64_right_h1 = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64_h1 = tile_at<TileAcc<float, 32, 32>>(0x12000);
+    auto Tinv_corner_64_2_left_h1 = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_2_right_h1 = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_2_h1 = tile_at<TileAcc<float, 32, 32>>(0x13000);
+    auto Tinv_blocks_64_h1 = tile_at<L1Tile<half, 128, 128>>(0x21200);
+    auto Tinv_blocks_64_2_h1 = tile_at<L1Tile<half, 128, 128>>(0x21200);
+    auto Tinv_below_128_left_h1 = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto Tinv_below_128_right_h1 = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv_below_128_h1 = tile_at<TileAcc<float, 64, 64>>(0x14000);
+    auto Tinv_below_128_f16_h1 = tile_at<L1Tile<half, 64, 64>>(0x3f200);
+    auto Tinv_corner_128_left_h1 = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto Tinv_corner_128_right_h1 = tile_at<TileRight<half, 64, 64>>(0x0);
+    auto Tinv_corner_128_h1 = tile_at<TileAcc<float, 64, 64>>(0x18000);
+    auto Tinv_blocks_128_h1 = tile_at<L1Tile<half, 128, 128>>(0x21200);
+    auto Tinv_left_h1 = tile_at<TileLeft<half, 128, 128>>(0x8000);
+    auto Tinv_right_h1 = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto Tinv_h1 = tile_at<TileAcc<float, 128, 128>>(0x0);
     // Tinv = unit_lower_inverse(A)
-    {
-        auto from = view(minus_identity_float16_gm, 128, 128, 128);
-        TLOAD(minus_identity, from);
-    }
-    {
-        auto from = view(identity_float16_16_gm, 16, 16, 16);
-        TLOAD(identity, from);
-    }
+    TLOAD(minus_identity, view(minus_identity_float16_gm, 128, 128, 128));
+    TLOAD(identity, view(identity_float16_16_gm, 16, 16, 16));
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_128 -> Tinv_zeros
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // diagonal_stack_A_4_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
@@ -936,22 +806,13 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         if (c * 128 >= length) continue;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_128 -> Tinv_zeros
         TEXPANDS(Tinv_zeros, 0.0f);
-        {
-            auto from = view(A_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-            TLOAD(A_cube, from);
-        }
+        TLOAD(A_cube, view(A_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128));
         wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in
-        {
-            auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16);
-            TLOAD(diagonal_stack_A_4_f16_in, from);
-        }
+        TLOAD(diagonal_stack_A_4_f16_in, view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_A_4_f16_in -> Tinv_below_4_left
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // diagonal_stack_A_4_f16_channel -> store
         wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-        {
-            auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16);
-            TLOAD(Tinv_rows_2_f16_in, from);
-        }
+        TLOAD(Tinv_rows_2_f16_in, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_A_4_f16_in -> Tinv_below_4_left
@@ -961,22 +822,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16_h1 -> Tinv_below_4
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_4_out;
-            TASSIGN(Tinv_below_4_out, 0x0 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_4_left;
-            TASSIGN(Tinv_below_4_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_4_right;
-            TASSIGN(Tinv_below_4_right, 0x0 + i * 32);
-            TMATMUL(Tinv_below_4_out, Tinv_below_4_left, Tinv_below_4_right);
-        }
+        stacked_product<half, 128, false>(0x0, 0x0, 0x0);  // Tinv_below_4
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_left -> Tinv_rows_4_left
         wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in
-        {
-            auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16);
-            TLOAD(diagonal_stack_A_8_f16_in, from);
-        }
+        TLOAD(diagonal_stack_A_8_f16_in, view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16));
         ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // diagonal_stack_A_8_f16_channel -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
         TMOV(Tinv_below_4_f16, Tinv_below_4);
@@ -989,17 +839,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(identity_product, identity_product_left, identity_product_right);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // identity_product_left -> Tinv_below_4_left_h1
         wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel1 -> diagonal_stack_A_4_f16_in_h1
-        {
-            auto from = view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16);
-            TLOAD(diagonal_stack_A_4_f16_in_h1, from);
-        }
+        TLOAD(diagonal_stack_A_4_f16_in_h1, view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_h1 -> Tinv_below_4_left_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // diagonal_stack_A_4_f16_channel1 -> store
         wait_flag_dev(0);  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
-        {
-            auto from = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16);
-            TLOAD(Tinv_rows_2_f16_in_h1, from);
-        }
+        TLOAD(Tinv_rows_2_f16_in_h1, view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_h1 -> Tinv_below_4_right_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // Tinv_rows_2_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_left -> Tinv_rows_4_left
@@ -1008,22 +852,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_4_right -> Tinv_rows_4
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_4_right -> Tinv_rows_4
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_4_out;
-            TASSIGN(Tinv_rows_4_out, 0x2000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_4_left;
-            TASSIGN(Tinv_rows_4_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_4_right;
-            TASSIGN(Tinv_rows_4_right, 0x0 + i * 32);
-            TMATMUL_ACC(Tinv_rows_4_out, Tinv_rows_4_out, Tinv_rows_4_left, Tinv_rows_4_right);
-        }
+        stacked_product<half, 128, true>(0x2000, 0x0, 0x0);  // Tinv_rows_4
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4 -> Tinv_rows_4_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_left -> identity_product_left_h1
         wait_flag_dev(0);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in
-        {
-            auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16);
-            TLOAD(diagonal_stack_16_f16_in, from);
-        }
+        TLOAD(diagonal_stack_16_f16_in, view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 2048, 128, 16, 16));
         ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // diagonal_stack_16_f16_channel -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_4 -> Tinv_rows_4_f16
         TMOV(Tinv_rows_4_f16, Tinv_rows_4);
@@ -1035,22 +868,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_below_4_right_h1, Tinv_rows_2_f16_in_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_4_h1_out;
-            TASSIGN(Tinv_below_4_h1_out, 0x4000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_4_h1_left;
-            TASSIGN(Tinv_below_4_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_4_h1_right;
-            TASSIGN(Tinv_below_4_h1_right, 0x8000 + i * 32);
-            TMATMUL(Tinv_below_4_h1_out, Tinv_below_4_h1_left, Tinv_below_4_h1_right);
-        }
+        stacked_product<half, 128, false>(0x4000, 0x8000, 0x8000);  // Tinv_below_4_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left_h1 -> Tinv_below_8_left
         wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel1 -> diagonal_stack_A_8_f16_in_h1
-        {
-            auto from = view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16);
-            TLOAD(diagonal_stack_A_8_f16_in_h1, from);
-        }
+        TLOAD(diagonal_stack_A_8_f16_in_h1, view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_A_8_f16_in_h1 -> Tinv_below_8_left_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // diagonal_stack_A_8_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_4_left -> identity_product_left_h1
@@ -1071,15 +893,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right -> Tinv_below_8
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right -> Tinv_below_8
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_8_out;
-            TASSIGN(Tinv_below_8_out, 0x8000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_8_left;
-            TASSIGN(Tinv_below_8_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_8_right;
-            TASSIGN(Tinv_below_8_right, 0x8000 + i * 32);
-            TMATMUL(Tinv_below_8_out, Tinv_below_8_left, Tinv_below_8_right);
-        }
+        stacked_product<half, 128, false>(0x8000, 0x8000, 0x8000);  // Tinv_below_8
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
@@ -1091,15 +905,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_4_right_h1, Tinv_below_4_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_4_h1_out;
-            TASSIGN(Tinv_rows_4_h1_out, 0x6000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_4_h1_left;
-            TASSIGN(Tinv_rows_4_h1_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_4_h1_right;
-            TASSIGN(Tinv_rows_4_h1_right, 0x0 + i * 32);
-            TMATMUL_ACC(Tinv_rows_4_h1_out, Tinv_rows_4_h1_out, Tinv_rows_4_h1_left, Tinv_rows_4_h1_right);
-        }
+        stacked_product<half, 128, true>(0x6000, 0x0, 0x0);  // Tinv_rows_4_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4_h1 -> Tinv_rows_4_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_4_left_h1 -> Tinv_below_8_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
@@ -1108,15 +914,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right -> Tinv_rows_8
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_8_right -> Tinv_rows_8
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_8_out;
-            TASSIGN(Tinv_rows_8_out, 0x2000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_8_left;
-            TASSIGN(Tinv_rows_8_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_8_right;
-            TASSIGN(Tinv_rows_8_right, 0x8000 + i * 32);
-            TMATMUL_ACC(Tinv_rows_8_out, Tinv_rows_8_out, Tinv_rows_8_left, Tinv_rows_8_right);
-        }
+        stacked_product<half, 128, true>(0x2000, 0x8000, 0x8000);  // Tinv_rows_8
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4_h1 -> Tinv_rows_4_f16_h1
@@ -1132,36 +930,17 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_below_8_right_h1, Tinv_rows_4_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_8_h1_out;
-            TASSIGN(Tinv_below_8_h1_out, 0xa000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_8_h1_left;
-            TASSIGN(Tinv_below_8_h1_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_8_h1_right;
-            TASSIGN(Tinv_below_8_h1_right, 0x0 + i * 32);
-            TMATMUL(Tinv_below_8_h1_out, Tinv_below_8_h1_left, Tinv_below_8_h1_right);
-        }
+        stacked_product<half, 128, false>(0xa000, 0x0, 0x0);  // Tinv_below_8_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_below_8_left_h1 -> Tinv_rows_8_left_h1
-        {
-            auto from = view(A_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
-            TLOAD(A_cube_h1, from);
-        }
+        TLOAD(A_cube_h1, view(A_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128));
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
         TEXTRACT(Tinv_below_16_left, diagonal_stack_16_f16_in, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_8_f16 -> Tinv_below_16_right
         TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right -> Tinv_below_16
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right -> Tinv_below_16
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_16_out;
-            TASSIGN(Tinv_below_16_out, 0xc000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_16_left;
-            TASSIGN(Tinv_below_16_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_16_right;
-            TASSIGN(Tinv_below_16_right, 0x8000 + i * 32);
-            TMATMUL(Tinv_below_16_out, Tinv_below_16_left, Tinv_below_16_right);
-        }
+        stacked_product<half, 128, false>(0xc000, 0x8000, 0x8000);  // Tinv_below_16
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
@@ -1176,15 +955,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_8_right_h1, Tinv_below_8_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_8_h1_out;
-            TASSIGN(Tinv_rows_8_h1_out, 0x6000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_8_h1_left;
-            TASSIGN(Tinv_rows_8_h1_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_8_h1_right;
-            TASSIGN(Tinv_rows_8_h1_right, 0x0 + i * 32);
-            TMATMUL_ACC(Tinv_rows_8_h1_out, Tinv_rows_8_h1_out, Tinv_rows_8_h1_left, Tinv_rows_8_h1_right);
-        }
+        stacked_product<half, 128, true>(0x6000, 0x0, 0x0);  // Tinv_rows_8_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_left_h1 -> Tinv_below_32_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
@@ -1193,57 +964,24 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_16_right -> Tinv_rows_16
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_16_out;
-            TASSIGN(Tinv_rows_16_out, 0x2000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_16_left;
-            TASSIGN(Tinv_rows_16_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_16_right;
-            TASSIGN(Tinv_rows_16_right, 0x8000 + i * 32);
-            TMATMUL_ACC(Tinv_rows_16_out, Tinv_rows_16_out, Tinv_rows_16_left, Tinv_rows_16_right);
-        }
+        stacked_product<half, 128, true>(0x2000, 0x8000, 0x8000);  // Tinv_rows_16
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
         TMOV(Tinv_rows_8_f16_h1, Tinv_rows_8_h1);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-        for (int64_t i = 0; i < 8; ++i) {
-            TileAcc<float, 16, 16> Tinv_blocks_16_from;
-            TASSIGN(Tinv_blocks_16_from, 0x2000 + i * 1024);
-            L1Tile<half, 16, 16> Tinv_blocks_16_to;
-            TASSIGN(Tinv_blocks_16_to, 0x8200 + i * 4608);
-            TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
-        }
+        insert_blocks<16, 128, 8>(Tinv_blocks_16, 0x8200, 4608, 0x2000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16 -> Tinv_below_32_right
         wait_flag_dev(0);  // diagonal_stack_16_f16_channel1 -> diagonal_stack_16_f16_in_h1
-        {
-            auto from = view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16);
-            TLOAD(diagonal_stack_16_f16_in_h1, from);
-        }
+        TLOAD(diagonal_stack_16_f16_in_h1, view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 2048, 128, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // diagonal_stack_16_f16_in_h1 -> Tinv_below_16_left_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_left_h1 -> Tinv_below_32_left
-        for (int64_t i = 0; i < 4; ++i) {
-            TileLeft<half, 16, 16> Tinv_below_32_left_block;
-            TASSIGN(Tinv_below_32_left_block, 0x0 + i * 512);
-            TEXTRACT(Tinv_below_32_left_block, A_cube, 16 + i * 32, i * 32);
-        }
+        extract_blocks<TileLeft<half, 16, 16>, 4>(0x0, A_cube, 16, 0, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16 -> Tinv_below_32_right
-        for (int64_t i = 0; i < 4; ++i) {
-            TileRight<half, 16, 16> Tinv_below_32_right_block;
-            TASSIGN(Tinv_below_32_right_block, 0x0 + i * 512);
-            TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
-        }
+        extract_blocks<TileRight<half, 16, 16>, 4>(0x0, Tinv_blocks_16, 0, 0, 32, 32);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_32_right -> Tinv_below_32
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_32_out;
-            TASSIGN(Tinv_below_32_out, 0xe000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_32_left;
-            TASSIGN(Tinv_below_32_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_32_right;
-            TASSIGN(Tinv_below_32_right, 0x0 + i * 32);
-            TMATMUL(Tinv_below_32_out, Tinv_below_32_left, Tinv_below_32_right);
-        }
+        stacked_product<half, 64, false>(0xe000, 0x0, 0x0);  // Tinv_below_32
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_left -> Tinv_corner_32_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
@@ -1254,49 +992,23 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_below_16_right_h1, Tinv_rows_8_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_16_h1_out;
-            TASSIGN(Tinv_below_16_h1_out, 0xf000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_16_h1_left;
-            TASSIGN(Tinv_below_16_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_16_h1_right;
-            TASSIGN(Tinv_below_16_h1_right, 0x8000 + i * 32);
-            TMATMUL(Tinv_below_16_h1_out, Tinv_below_16_h1_left, Tinv_below_16_h1_right);
-        }
+        stacked_product<half, 128, false>(0xf000, 0x8000, 0x8000);  // Tinv_below_16_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_left -> Tinv_corner_32_left
-        for (int64_t i = 0; i < 4; ++i) {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_block;
-            TASSIGN(Tinv_corner_32_left_block, 0x0 + i * 512);
-            TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
-        }
+        extract_blocks<TileLeft<half, 16, 16>, 4>(0x0, Tinv_blocks_16, 16, 16, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_32_f16 -> Tinv_corner_32_right
         TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_32_right -> Tinv_corner_32
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_32_right -> Tinv_corner_32
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_corner_32_out;
-            TASSIGN(Tinv_corner_32_out, 0x11000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_corner_32_left;
-            TASSIGN(Tinv_corner_32_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_corner_32_right;
-            TASSIGN(Tinv_corner_32_right, 0x0 + i * 32);
-            TMATMUL(Tinv_corner_32_out, Tinv_corner_32_left, Tinv_corner_32_right);
-        }
+        stacked_product<half, 64, false>(0x11000, 0x0, 0x0);  // Tinv_corner_32
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_32 -> Tinv_blocks_32
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_corner_32_left -> Tinv_below_64_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
         TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_32 -> Tinv_blocks_32
-        for (int64_t i = 0; i < 4; ++i) {
-            TileAcc<float, 16, 16> Tinv_blocks_32_from;
-            TASSIGN(Tinv_blocks_32_from, 0x11000 + i * 1024);
-            L1Tile<half, 16, 16> Tinv_blocks_32_to;
-            TASSIGN(Tinv_blocks_32_to, 0x8400 + i * 9216);
-            TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
-        }
+        insert_blocks<16, 64, 4>(Tinv_blocks_32, 0x8400, 9216, 0x11000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_32 -> Tinv_below_64_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
         TEXTRACT(Tinv_rows_16_left_h1, Tinv_rows_8_f16_h1, 0, 0);
@@ -1304,15 +1016,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_16_right_h1, Tinv_below_16_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
-        for (int64_t i = 0; i < 128; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_16_h1_out;
-            TASSIGN(Tinv_rows_16_h1_out, 0x6000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_16_h1_left;
-            TASSIGN(Tinv_rows_16_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_16_h1_right;
-            TASSIGN(Tinv_rows_16_h1_right, 0x8000 + i * 32);
-            TMATMUL_ACC(Tinv_rows_16_h1_out, Tinv_rows_16_h1_out, Tinv_rows_16_h1_left, Tinv_rows_16_h1_right);
-        }
+        stacked_product<half, 128, true>(0x6000, 0x8000, 0x8000);  // Tinv_rows_16_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_left_h1 -> Tinv_below_64_2_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_corner_32_left -> Tinv_below_64_left
@@ -1325,13 +1029,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_64 -> Tinv_below_64_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_left -> Tinv_below_32_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
-        for (int64_t i = 0; i < 8; ++i) {
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_from;
-            TASSIGN(Tinv_blocks_16_h1_from, 0x6000 + i * 1024);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_to;
-            TASSIGN(Tinv_blocks_16_h1_to, 0x21200 + i * 4608);
-            TMOV(Tinv_blocks_16_h1_to, Tinv_blocks_16_h1_from);
-        }
+        insert_blocks<16, 128, 8>(Tinv_blocks_16_h1, 0x21200, 4608, 0x6000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_16_left_h1 -> Tinv_below_64_2_left
         TEXTRACT(Tinv_below_64_2_left, A_cube, 96, 64);
@@ -1345,28 +1043,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_64_f16, Tinv_below_64);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_below_64_f16 -> Tinv_corner_64_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_left -> Tinv_below_32_left_h1
-        for (int64_t i = 0; i < 4; ++i) {
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_block;
-            TASSIGN(Tinv_below_32_left_h1_block, 0x0 + i * 512);
-            TEXTRACT(Tinv_below_32_left_h1_block, A_cube_h1, 16 + i * 32, i * 32);
-        }
+        extract_blocks<TileLeft<half, 16, 16>, 4>(0x0, A_cube_h1, 16, 0, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
-        for (int64_t i = 0; i < 4; ++i) {
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_block;
-            TASSIGN(Tinv_below_32_right_h1_block, 0x0 + i * 512);
-            TEXTRACT(Tinv_below_32_right_h1_block, Tinv_blocks_16_h1, i * 32, i * 32);
-        }
+        extract_blocks<TileRight<half, 16, 16>, 4>(0x0, Tinv_blocks_16_h1, 0, 0, 32, 32);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_32_h1_out;
-            TASSIGN(Tinv_below_32_h1_out, 0x14000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_32_h1_left;
-            TASSIGN(Tinv_below_32_h1_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_32_h1_right;
-            TASSIGN(Tinv_below_32_h1_right, 0x0 + i * 32);
-            TMATMUL(Tinv_below_32_h1_out, Tinv_below_32_h1_left, Tinv_below_32_h1_right);
-        }
+        stacked_product<half, 64, false>(0x14000, 0x0, 0x0);  // Tinv_below_32_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_32_left_h1 -> Tinv_corner_64_2_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64_2 -> Tinv_below_64_2_f16
         TMOV(Tinv_below_64_2_f16, Tinv_below_64_2);
@@ -1391,21 +1073,9 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2 -> Tinv_blocks_64_2
         wait_flag(PIPE_MTE1, PIPE_FIX, EVENT_ID0);  // Tinv_blocks_blocks_6 -> Tinv_blocks_64
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_64 -> Tinv_blocks_64
-        for (int64_t j = 0; j < 2; ++j) {
-            TileAcc<float, 32, 16> Tinv_blocks_64_from;
-            TASSIGN(Tinv_blocks_64_from, 0x15000 + j * 2048);
-            L1Tile<half, 32, 16> Tinv_blocks_64_to;
-            TASSIGN(Tinv_blocks_64_to, 0x8600 + j * 4096);
-            TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
-        }
+        insert_blocks<32, 32, 1>(Tinv_blocks_64, 0x8600, 0, 0x15000);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2 -> Tinv_blocks_64_2
-        for (int64_t j = 0; j < 2; ++j) {
-            TileAcc<float, 32, 16> Tinv_blocks_64_2_from;
-            TASSIGN(Tinv_blocks_64_2_from, 0x16000 + j * 2048);
-            L1Tile<half, 32, 16> Tinv_blocks_64_2_to;
-            TASSIGN(Tinv_blocks_64_2_to, 0xce00 + j * 4096);
-            TMOV(Tinv_blocks_64_2_to, Tinv_blocks_64_2_from);
-        }
+        insert_blocks<32, 32, 1>(Tinv_blocks_64_2, 0xce00, 0, 0x16000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_64_2 -> Tinv_below_128_right
         TMOV(Tinv_below_32_f16_h1, Tinv_below_32_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
@@ -1418,37 +1088,19 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(Tinv_below_128, Tinv_below_128_left, Tinv_below_128_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_128 -> Tinv_below_128_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_128_left -> Tinv_corner_128_left
-        for (int64_t i = 0; i < 4; ++i) {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_block;
-            TASSIGN(Tinv_corner_32_left_h1_block, 0x0 + i * 512);
-            TEXTRACT(Tinv_corner_32_left_h1_block, Tinv_blocks_16_h1, 16 + i * 32, 16 + i * 32);
-        }
+        extract_blocks<TileLeft<half, 16, 16>, 4>(0x0, Tinv_blocks_16_h1, 16, 16, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
         TEXTRACT(Tinv_corner_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_32_right_h1 -> Tinv_corner_32_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_corner_32_right_h1 -> Tinv_corner_32_h1
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_corner_32_h1_out;
-            TASSIGN(Tinv_corner_32_h1_out, 0x1b000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_corner_32_h1_left;
-            TASSIGN(Tinv_corner_32_h1_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_corner_32_h1_right;
-            TASSIGN(Tinv_corner_32_h1_right, 0x0 + i * 32);
-            TMATMUL(Tinv_corner_32_h1_out, Tinv_corner_32_h1_left, Tinv_corner_32_h1_right);
-        }
+        stacked_product<half, 64, false>(0x1b000, 0x0, 0x0);  // Tinv_corner_32_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_corner_32_left_h1 -> Tinv_below_64_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_128 -> Tinv_below_128_f16
         TMOV(Tinv_below_128_f16, Tinv_below_128);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_128_f16 -> Tinv_corner_128_right
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
-        for (int64_t i = 0; i < 4; ++i) {
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_from;
-            TASSIGN(Tinv_blocks_32_h1_from, 0x1b000 + i * 1024);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_to;
-            TASSIGN(Tinv_blocks_32_h1_to, 0x21400 + i * 9216);
-            TMOV(Tinv_blocks_32_h1_to, Tinv_blocks_32_h1_from);
-        }
+        insert_blocks<16, 64, 4>(Tinv_blocks_32_h1, 0x21400, 9216, 0x1b000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_32_h1 -> Tinv_below_64_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_128_left -> Tinv_corner_128_left
         TEXTRACT(Tinv_corner_128_left, Tinv_blocks_64_2, 64, 64);
@@ -1469,13 +1121,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_64_h1 -> Tinv_below_64_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_64_left_h1 -> Tinv_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_128 -> Tinv_blocks_128
-        for (int64_t j = 0; j < 4; ++j) {
-            TileAcc<float, 64, 16> Tinv_blocks_128_from;
-            TASSIGN(Tinv_blocks_128_from, 0x1c000 + j * 4096);
-            L1Tile<half, 64, 16> Tinv_blocks_128_to;
-            TASSIGN(Tinv_blocks_128_to, 0x8a00 + j * 4096);
-            TMOV(Tinv_blocks_128_to, Tinv_blocks_128_from);
-        }
+        insert_blocks<64, 64, 1>(Tinv_blocks_128, 0x8a00, 0, 0x1c000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_128 -> Tinv_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_corner_128_left -> Tinv_below_64_2_left_h1
         TEXTRACT(Tinv_below_64_2_left_h1, A_cube_h1, 96, 64);
@@ -1511,10 +1157,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_corner_64_left_h1 -> Tinv_below_128_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv -> store
-        {
-            auto to = view(Tinv_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-            TSTORE(to, Tinv);
-        }
+        TSTORE(view(Tinv_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128), Tinv);
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left -> Tinv_corner_64_2_left_h1
         TEXTRACT(Tinv_corner_64_2_left_h1, Tinv_blocks_32_h1, 96, 96);
         set_flag(PIPE_MTE1, PIPE_FIX, EVENT_ID1);  // Tinv_blocks_blocks_6_h1 -> Tinv_blocks_64_h1
@@ -1526,21 +1169,9 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2_h1 -> Tinv_blocks_64_2_h1
         wait_flag(PIPE_MTE1, PIPE_FIX, EVENT_ID1);  // Tinv_blocks_blocks_6_h1 -> Tinv_blocks_64_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
-        for (int64_t j = 0; j < 2; ++j) {
-            TileAcc<float, 32, 16> Tinv_blocks_64_h1_from;
-            TASSIGN(Tinv_blocks_64_h1_from, 0x12000 + j * 2048);
-            L1Tile<half, 32, 16> Tinv_blocks_64_h1_to;
-            TASSIGN(Tinv_blocks_64_h1_to, 0x21600 + j * 4096);
-            TMOV(Tinv_blocks_64_h1_to, Tinv_blocks_64_h1_from);
-        }
+        insert_blocks<32, 32, 1>(Tinv_blocks_64_h1, 0x21600, 0, 0x12000);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64_2_h1 -> Tinv_blocks_64_2_h1
-        for (int64_t j = 0; j < 2; ++j) {
-            TileAcc<float, 32, 16> Tinv_blocks_64_2_h1_from;
-            TASSIGN(Tinv_blocks_64_2_h1_from, 0x13000 + j * 2048);
-            L1Tile<half, 32, 16> Tinv_blocks_64_2_h1_to;
-            TASSIGN(Tinv_blocks_64_2_h1_to, 0x25e00 + j * 4096);
-            TMOV(Tinv_blocks_64_2_h1_to, Tinv_blocks_64_2_h1_from);
-        }
+        insert_blocks<32, 32, 1>(Tinv_blocks_64_2_h1, 0x25e00, 0, 0x13000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_blocks_64_2_h1 -> Tinv_below_128_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_corner_64_left_h1 -> Tinv_below_128_left_h1
         TEXTRACT(Tinv_below_128_left_h1, A_cube_h1, 64, 0);
@@ -1561,13 +1192,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(Tinv_corner_128_h1, Tinv_corner_128_left_h1, Tinv_corner_128_right_h1);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_128_h1 -> Tinv_blocks_128_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_128_h1 -> Tinv_blocks_128_h1
-        for (int64_t j = 0; j < 4; ++j) {
-            TileAcc<float, 64, 16> Tinv_blocks_128_h1_from;
-            TASSIGN(Tinv_blocks_128_h1_from, 0x18000 + j * 4096);
-            L1Tile<half, 64, 16> Tinv_blocks_128_h1_to;
-            TASSIGN(Tinv_blocks_128_h1_to, 0x21a00 + j * 4096);
-            TMOV(Tinv_blocks_128_h1_to, Tinv_blocks_128_h1_from);
-        }
+        insert_blocks<64, 64, 1>(Tinv_blocks_128_h1, 0x21a00, 0, 0x18000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_128_h1 -> Tinv_left_h1
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_128_h1 -> Tinv_left_h1
         TEXTRACT(Tinv_left_h1, Tinv_blocks_128_h1, 0, 0);
@@ -1579,10 +1204,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_h1 -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left_h1 -> identity_product_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_h1 -> store
-        {
-            auto to = view(Tinv_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
-            TSTORE(to, Tinv_h1);
-        }
+        TSTORE(view(Tinv_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128), Tinv_h1);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // Tinv_f16_h1 -> Tinv_below_4
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_128 -> Tinv_zeros
@@ -1610,81 +1232,39 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 65536);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 16> pairs_1_mask_of_16;
-    TASSIGN(pairs_1_mask_of_16, 0x0);
-    UbTile<float, 64, 16> eye_mask_of_16;
-    TASSIGN(eye_mask_of_16, 0x1000);
-    UbTile<float, 64, 16> pairs_2_mask_of_16;
-    TASSIGN(pairs_2_mask_of_16, 0x2000);
-    UbTile<float, 64, 16> pairs_4_mask_of_16;
-    TASSIGN(pairs_4_mask_of_16, 0x3000);
-    UbTile<float, 64, 16> pairs_8_mask_of_16;
-    TASSIGN(pairs_8_mask_of_16, 0x4000);
-    UbTile<half, 64, 128> A;
-    TASSIGN(A, 0x5000);
-    UbTile<float, 64, 16> diagonal_stack_A;
-    TASSIGN(diagonal_stack_A, 0x9000);
-    UbTile<half, 64, 128> A_h1;
-    TASSIGN(A_h1, 0xa000);
-    UbTile<float, 64, 16> diagonal_stack_A_2;
-    TASSIGN(diagonal_stack_A_2, 0xe000);
-    UbTile<float, 64, 16> Tinv_rows_2;
-    TASSIGN(Tinv_rows_2, 0xe000);
-    UbTile<float, 64, 16> diagonal_stack_A_4;
-    TASSIGN(diagonal_stack_A_4, 0xf000);
-    UbTile<half, 64, 16> diagonal_stack_A_4_f16;
-    TASSIGN(diagonal_stack_A_4_f16, 0x10000);
-    UbTile<half, 64, 16> Tinv_rows_2_f16;
-    TASSIGN(Tinv_rows_2_f16, 0x10800);
-    UbTile<float, 64, 16> diagonal_stack_A_8;
-    TASSIGN(diagonal_stack_A_8, 0x11000);
-    UbTile<half, 64, 16> diagonal_stack_A_8_f16;
-    TASSIGN(diagonal_stack_A_8_f16, 0x12000);
-    UbTile<float, 64, 16> diagonal_stack_A_h1;
-    TASSIGN(diagonal_stack_A_h1, 0x12800);
-    UbTile<float, 64, 16> diagonal_stack_A_2_h1;
-    TASSIGN(diagonal_stack_A_2_h1, 0x13800);
-    UbTile<float, 64, 16> Tinv_rows_2_h1;
-    TASSIGN(Tinv_rows_2_h1, 0x13800);
-    UbTile<float, 64, 16> diagonal_stack_A_4_h1;
-    TASSIGN(diagonal_stack_A_4_h1, 0x14800);
-    UbTile<half, 64, 16> diagonal_stack_A_4_f16_h1;
-    TASSIGN(diagonal_stack_A_4_f16_h1, 0x15800);
-    UbTile<half, 64, 16> Tinv_rows_2_f16_h1;
-    TASSIGN(Tinv_rows_2_f16_h1, 0x16000);
-    UbTile<float, 64, 16> diagonal_stack_16;
-    TASSIGN(diagonal_stack_16, 0x9000);
-    UbTile<half, 64, 16> diagonal_stack_16_f16;
-    TASSIGN(diagonal_stack_16_f16, 0x16800);
-    UbTile<float, 64, 16> diagonal_stack_A_8_h1;
-    TASSIGN(diagonal_stack_A_8_h1, 0x17000);
-    UbTile<half, 64, 16> diagonal_stack_A_8_f16_h1;
-    TASSIGN(diagonal_stack_A_8_f16_h1, 0x18000);
-    UbTile<float, 64, 16> diagonal_stack_16_h1;
-    TASSIGN(diagonal_stack_16_h1, 0x12800);
-    UbTile<half, 64, 16> diagonal_stack_16_f16_h1;
-    TASSIGN(diagonal_stack_16_f16_h1, 0x18800);
+    auto pairs_1_mask_of_16 = tile_at<UbTile<float, 64, 16>>(0x0);
+    auto eye_mask_of_16 = tile_at<UbTile<float, 64, 16>>(0x1000);
+    auto pairs_2_mask_of_16 = tile_at<UbTile<float, 64, 16>>(0x2000);
+    auto pairs_4_mask_of_16 = tile_at<UbTile<float, 64, 16>>(0x3000);
+    auto pairs_8_mask_of_16 = tile_at<UbTile<float, 64, 16>>(0x4000);
+    auto A = tile_at<UbTile<half, 64, 128>>(0x5000);
+    auto diagonal_stack_A = tile_at<UbTile<float, 64, 16>>(0x9000);
+    auto A_h1 = tile_at<UbTile<half, 64, 128>>(0xa000);
+    auto diagonal_stack_A_2 = tile_at<UbTile<float, 64, 16>>(0xe000);
+    auto Tinv_rows_2 = tile_at<UbTile<float, 64, 16>>(0xe000);
+    auto diagonal_stack_A_4 = tile_at<UbTile<float, 64, 16>>(0xf000);
+    auto diagonal_stack_A_4_f16 = tile_at<UbTile<half, 64, 16>>(0x10000);
+    auto Tinv_rows_2_f16 = tile_at<UbTile<half, 64, 16>>(0x10800);
+    auto diagonal_stack_A_8 = tile_at<UbTile<float, 64, 16>>(0x11000);
+    auto diagonal_stack_A_8_f16 = tile_at<UbTile<half, 64, 16>>(0x12000);
+    auto diagonal_stack_A_h1 = tile_at<UbTile<float, 64, 16>>(0x12800);
+    auto diagonal_stack_A_2_h1 = tile_at<UbTile<float, 64, 16>>(0x13800);
+    auto Tinv_rows_2_h1 = tile_at<UbTile<float, 64, 16>>(0x13800);
+    auto diagonal_stack_A_4_h1 = tile_at<UbTile<float, 64, 16>>(0x14800);
+    auto diagonal_stack_A_4_f16_h1 = tile_at<UbTile<half, 64, 16>>(0x15800);
+    auto Tinv_rows_2_f16_h1 = tile_at<UbTile<half, 64, 16>>(0x16000);
+    auto diagonal_stack_16 = tile_at<UbTile<float, 64, 16>>(0x9000);
+    auto diagonal_stack_16_f16 = tile_at<UbTile<half, 64, 16>>(0x16800);
+    auto diagonal_stack_A_8_h1 = tile_at<UbTile<float, 64, 16>>(0x17000);
+    auto diagonal_stack_A_8_f16_h1 = tile_at<UbTile<half, 64, 16>>(0x18000);
+    auto diagonal_stack_16_h1 = tile_at<UbTile<float, 64, 16>>(0x12800);
+    auto diagonal_stack_16_f16_h1 = tile_at<UbTile<half, 64, 16>>(0x18800);
     // Tinv = unit_lower_inverse(A)
-    {
-        auto from = view(pairs_1_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
-        TLOAD(pairs_1_mask_of_16, from);
-    }
-    {
-        auto from = view(eye_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
-        TLOAD(eye_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_2_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
-        TLOAD(pairs_2_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_4_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
-        TLOAD(pairs_4_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_8_mask_of_16_gm + sub * 64 * 16, 64, 16, 16);
-        TLOAD(pairs_8_mask_of_16, from);
-    }
+    TLOAD(pairs_1_mask_of_16, view(pairs_1_mask_of_16_gm + sub * 64 * 16, 64, 16, 16));
+    TLOAD(eye_mask_of_16, view(eye_mask_of_16_gm + sub * 64 * 16, 64, 16, 16));
+    TLOAD(pairs_2_mask_of_16, view(pairs_2_mask_of_16_gm + sub * 64 * 16, 64, 16, 16));
+    TLOAD(pairs_4_mask_of_16, view(pairs_4_mask_of_16_gm + sub * 64 * 16, 64, 16, 16));
+    TLOAD(pairs_8_mask_of_16, view(pairs_8_mask_of_16_gm + sub * 64 * 16, 64, 16, 16));
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
@@ -1703,25 +1283,13 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         const int64_t c = slot - first / 128 - n;
         if (c * 128 >= length) continue;
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
-        {
-            auto from = view(A_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(A, from);
-        }
+        TLOAD(A, view(A_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> diagonal_stack_A
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> diagonal_stack_A
-        for (int64_t i = 0; i < 64; i += 16) {
-            UbBlock<half, 16, 128, 16> diagonal_stack_A_from;
-            TASSIGN(diagonal_stack_A_from, 0x5000 + (i * 129 + sub * 64) * 2);
-            UbTile<float, 16, 16> diagonal_stack_A_to;
-            TASSIGN(diagonal_stack_A_to, 0x9000 + i * 64);
-            TCVT(diagonal_stack_A_to, diagonal_stack_A_from, RoundMode::CAST_NONE);
-        }
+        diagonal_stack<16>(diagonal_stack_A, 0x9000, A, 0x5000 + sub * 128);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
-        {
-            auto from = view(A_ws_gm + (slot * HV + hv_1) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(A_h1, from);
-        }
+        TLOAD(A_h1, view(A_ws_gm + (slot * HV + hv_1) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> diagonal_stack_A_h1
         pipe_barrier(PIPE_V);
         TMUL(diagonal_stack_A_2, diagonal_stack_A, pairs_1_mask_of_16);
@@ -1737,18 +1305,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_4_f16 -> store
         wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> store
-        {
-            auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
-            TSTORE(to, diagonal_stack_A_4_f16);
-        }
+        TSTORE(view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16), diagonal_stack_A_4_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
         wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
-        {
-            auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
-            TSTORE(to, Tinv_rows_2_f16);
-        }
+        TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16), Tinv_rows_2_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
         TMUL(diagonal_stack_A_8, diagonal_stack_A, pairs_4_mask_of_16);
@@ -1757,20 +1319,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TCVT(diagonal_stack_A_8_f16, diagonal_stack_A_8, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_8_f16 -> store
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> diagonal_stack_A_h1
-        for (int64_t i = 0; i < 64; i += 16) {
-            UbBlock<half, 16, 128, 16> diagonal_stack_A_h1_from;
-            TASSIGN(diagonal_stack_A_h1_from, 0xa000 + (i * 129 + sub * 64) * 2);
-            UbTile<float, 16, 16> diagonal_stack_A_h1_to;
-            TASSIGN(diagonal_stack_A_h1_to, 0x12800 + i * 64);
-            TCVT(diagonal_stack_A_h1_to, diagonal_stack_A_h1_from, RoundMode::CAST_NONE);
-        }
+        diagonal_stack<16>(diagonal_stack_A_h1, 0x12800, A_h1, 0xa000 + sub * 128);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_8_f16 -> store
         wait_flag_dev(3);  // diagonal_stack_A_8_f16_channel -> store
-        {
-            auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
-            TSTORE(to, diagonal_stack_A_8_f16);
-        }
+        TSTORE(view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16), diagonal_stack_A_8_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
         pipe_barrier(PIPE_V);
@@ -1787,18 +1340,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_rows_2_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_A_4_f16_h1 -> store
         wait_flag_dev(4);  // diagonal_stack_A_4_f16_channel1 -> store
-        {
-            auto to = view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
-            TSTORE(to, diagonal_stack_A_4_f16_h1);
-        }
+        TSTORE(view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16), diagonal_stack_A_4_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel1 -> diagonal_stack_A_4_f16_in_h1
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // Tinv_rows_2_f16_h1 -> store
         wait_flag_dev(5);  // Tinv_rows_2_f16_channel1 -> store
-        {
-            auto to = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
-            TSTORE(to, Tinv_rows_2_f16_h1);
-        }
+        TSTORE(view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16), Tinv_rows_2_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
         TMUL(diagonal_stack_16, diagonal_stack_A, pairs_8_mask_of_16);
@@ -1808,10 +1355,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // diagonal_stack_16_f16 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // diagonal_stack_16_f16 -> store
         wait_flag_dev(6);  // diagonal_stack_16_f16_channel -> store
-        {
-            auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
-            TSTORE(to, diagonal_stack_16_f16);
-        }
+        TSTORE(view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16), diagonal_stack_16_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
         TMUL(diagonal_stack_A_8_h1, diagonal_stack_A_h1, pairs_4_mask_of_16);
@@ -1821,10 +1365,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> store
         wait_flag_dev(7);  // diagonal_stack_A_8_f16_channel1 -> store
-        {
-            auto to = view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
-            TSTORE(to, diagonal_stack_A_8_f16_h1);
-        }
+        TSTORE(view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16), diagonal_stack_A_8_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel1 -> diagonal_stack_A_8_f16_in_h1
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
         TMUL(diagonal_stack_16_h1, diagonal_stack_A_h1, pairs_8_mask_of_16);
@@ -1834,10 +1375,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> store
         wait_flag_dev(8);  // diagonal_stack_16_f16_channel1 -> store
-        {
-            auto to = view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16);
-            TSTORE(to, diagonal_stack_16_f16_h1);
-        }
+        TSTORE(view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 2048 + sub * 64 * 16, 64, 16, 16), diagonal_stack_16_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel1 -> diagonal_stack_16_f16_in_h1
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
     }
@@ -1900,24 +1438,15 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ half *beta_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
     __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 128, 128> Tinv;
-    TASSIGN(Tinv, 0x0);
-    L1Tile<half, 128, 128> beta_v_f16_in;
-    TASSIGN(beta_v_f16_in, 0x8000);
-    TileLeft<half, 128, 128> U_offset_left;
-    TASSIGN(U_offset_left, 0x0);
-    TileRight<half, 128, 128> U_offset_right;
-    TASSIGN(U_offset_right, 0x0);
-    TileAcc<float, 128, 128> U_offset;
-    TASSIGN(U_offset, 0x0);
-    L1Tile<half, 128, 128> beta_exp_G_k_f16_in;
-    TASSIGN(beta_exp_G_k_f16_in, 0x10000);
-    TileLeft<half, 128, 128> U_weight_left;
-    TASSIGN(U_weight_left, 0x8000);
-    TileRight<half, 128, 128> U_weight_right;
-    TASSIGN(U_weight_right, 0x8000);
-    TileAcc<float, 128, 128> U_weight;
-    TASSIGN(U_weight, 0x10000);
+    auto Tinv = tile_at<L1Tile<half, 128, 128>>(0x0);
+    auto beta_v_f16_in = tile_at<L1Tile<half, 128, 128>>(0x8000);
+    auto U_offset_left = tile_at<TileLeft<half, 128, 128>>(0x0);
+    auto U_offset_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto U_offset = tile_at<TileAcc<float, 128, 128>>(0x0);
+    auto beta_exp_G_k_f16_in = tile_at<L1Tile<half, 128, 128>>(0x10000);
+    auto U_weight_left = tile_at<TileLeft<half, 128, 128>>(0x8000);
+    auto U_weight_right = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto U_weight = tile_at<TileAcc<float, 128, 128>>(0x10000);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // beta_exp_G_k_f16_channel -> store
@@ -1933,16 +1462,10 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         const int64_t c = slot - first / 128 - n;
         if (c * 128 >= length) continue;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
-        {
-            auto from = view(Tinv_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-            TLOAD(Tinv, from);
-        }
+        TLOAD(Tinv, view(Tinv_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> U_offset_left
         wait_flag_dev(0);  // beta_v_f16_channel -> beta_v_f16_in
-        {
-            auto from = view(beta_v_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(beta_v_f16_in, from);
-        }
+        TLOAD(beta_v_f16_in, view(beta_v_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> U_offset_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> U_offset_left
@@ -1959,10 +1482,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_offset_left -> U_offset_left
         wait_flag_dev(0);  // beta_exp_G_k_f16_channel -> beta_exp_G_k_f16_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
-        {
-            auto from = view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(beta_exp_G_k_f16_in, from);
-        }
+        TLOAD(beta_exp_G_k_f16_in, view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // beta_exp_G_k_f16_in -> U_weight_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // beta_exp_G_k_f16_channel -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
@@ -1979,16 +1499,10 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_offset -> store
-        {
-            auto to = view(U_offset_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-            TSTORE(to, U_offset);
-        }
+        TSTORE(view(U_offset_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128), U_offset);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
-        {
-            auto to = view(U_weight_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-            TSTORE(to, U_weight);
-        }
+        TSTORE(view(U_weight_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128), U_weight);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
@@ -2010,38 +1524,22 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<half, 64, 128> v;
-    TASSIGN(v, 0x0);
-    UbTile<half, 64, 128> k;
-    TASSIGN(k, 0x4000);
-    UbTile<float, 64, 128> v_f32;
-    TASSIGN(v_f32, 0x8000);
-    UbTile<float, 64, 128> k_f32;
-    TASSIGN(k_f32, 0x10000);
-    UbWide<float, 128> beta_wide;
-    TASSIGN(beta_wide, 0x18000);
-    UbTile<float, 1, 128> G;
-    TASSIGN(G, 0x19000);
-    UbTile<float, 1, 128> beta;
-    TASSIGN(beta, 0x1a200);
-    UbCol<float, 64> beta_col;
-    TASSIGN(beta_col, 0x1a200 + sub * 256);
-    UbTile<float, 64, 128> beta_v;
-    TASSIGN(beta_v, 0x8000);
-    UbTile<float, 1, 128> exp_G;
-    TASSIGN(exp_G, 0x19000);
-    UbCol<float, 64> exp_G_col;
-    TASSIGN(exp_G_col, 0x19000 + sub * 256);
-    UbTile<float, 64, 128> exp_G_k;
-    TASSIGN(exp_G_k, 0x10000);
-    UbTile<half, 64, 128> beta_v_f16;
-    TASSIGN(beta_v_f16, 0x1a400);
-    UbTile<float, 64, 128> beta_exp_G_k;
-    TASSIGN(beta_exp_G_k, 0x10000);
-    UbTile<half, 64, 128> beta_exp_G_k_f16;
-    TASSIGN(beta_exp_G_k_f16, 0x1e400);
-    UbTile<float, 128, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0x19200);
+    auto v = tile_at<UbTile<half, 64, 128>>(0x0);
+    auto k = tile_at<UbTile<half, 64, 128>>(0x4000);
+    auto v_f32 = tile_at<UbTile<float, 64, 128>>(0x8000);
+    auto k_f32 = tile_at<UbTile<float, 64, 128>>(0x10000);
+    auto beta_wide = tile_at<UbWide<float, 128>>(0x18000);
+    auto G = tile_at<UbTile<float, 1, 128>>(0x19000);
+    auto beta = tile_at<UbTile<float, 1, 128>>(0x1a200);
+    auto beta_col = tile_at<UbCol<float, 64>>(0x1a200 + sub * 256);
+    auto beta_v = tile_at<UbTile<float, 64, 128>>(0x8000);
+    auto exp_G = tile_at<UbTile<float, 1, 128>>(0x19000);
+    auto exp_G_col = tile_at<UbCol<float, 64>>(0x19000 + sub * 256);
+    auto exp_G_k = tile_at<UbTile<float, 64, 128>>(0x10000);
+    auto beta_v_f16 = tile_at<UbTile<half, 64, 128>>(0x1a400);
+    auto beta_exp_G_k = tile_at<UbTile<float, 64, 128>>(0x10000);
+    auto beta_exp_G_k_f16 = tile_at<UbTile<half, 64, 128>>(0x1e400);
+    auto beta_scratch = tile_at<UbTile<float, 128, 8>>(0x19200);
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
@@ -2058,22 +1556,14 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         const int64_t part = part_of(rows, sub, 64);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
-        UbPart<half, 64, 128> v_raw(part, 128);
-        TASSIGN(v_raw, 0x0);
-        if (part > 0) {
-            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 64), part, 128, token_stride(HV, 128));
-            TLOAD(v_raw, from);
-        }
+        auto v_raw = tile_at<UbPart<half, 64, 128>>(0x0, part, 128);
+        if (part > 0) TLOAD(v_raw, view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 64), part, 128, token_stride(HV, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw -> v
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw -> v
         fill_rows(v, v_raw, part, 0x0);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
-        UbPart<half, 64, 128> k_raw(part, 128);
-        TASSIGN(k_raw, 0x4000);
-        if (part > 0) {
-            auto from = view(k_gm + token_at(H, h, 128, b, T, t + sub * 64), part, 128, token_stride(H, 128));
-            TLOAD(k_raw, from);
-        }
+        auto k_raw = tile_at<UbPart<half, 64, 128>>(0x4000, part, 128);
+        if (part > 0) TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t + sub * 64), part, 128, token_stride(H, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw -> k
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw -> k
         fill_rows(k, k_raw, part, 0x4000);
@@ -2083,18 +1573,13 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         TCVT(k_f32, k, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
-        UbWidePart<float, 128> beta_raw(rows);
-        TASSIGN(beta_raw, 0x18000);
-        auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-        TLOAD(beta_raw, beta_raw_from);
+        auto beta_raw = tile_at<UbWidePart<float, 128>>(0x18000, rows);
+        TLOAD(beta_raw, view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
         fill_wide(beta_raw, rows, 0x18000);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_col -> G
-        {
-            auto from = view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128);
-            TLOAD(G, from);
-        }
+        TLOAD(G, view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G -> exp_G
         pipe_barrier(PIPE_V);
         TTRANS(beta, beta_wide, beta_scratch);
@@ -2116,10 +1601,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         TROWEXPANDMUL(beta_exp_G_k, exp_G_k, beta_col);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_v_f16 -> store
         wait_flag_dev(1);  // beta_v_f16_channel -> store
-        {
-            auto to = view(beta_v_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, beta_v_f16);
-        }
+        TSTORE(view(beta_v_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), beta_v_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // beta_v_f16_channel -> beta_v_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta_v_f16 -> beta_v_f16
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // beta_exp_G_k_f16 -> beta_exp_G_k_f16
@@ -2128,10 +1610,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // beta_exp_G_k_f16 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // beta_exp_G_k_f16 -> store
         wait_flag_dev(2);  // beta_exp_G_k_f16_channel -> store
-        {
-            auto to = view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, beta_exp_G_k_f16);
-        }
+        TSTORE(view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), beta_exp_G_k_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // beta_exp_G_k_f16_channel -> beta_exp_G_k_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // beta_exp_G_k_f16 -> beta_exp_G_k_f16
     }
@@ -2198,42 +1677,24 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
     __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 128, 128> U_weight;
-    TASSIGN(U_weight, 0x0);
-    L1Tile<half, 128, 64> S_f16_0_in;
-    TASSIGN(S_f16_0_in, 0x8000);
-    L1Tile<half, 128, 64> S_f16_1_in;
-    TASSIGN(S_f16_1_in, 0xc000);
-    TileLeft<half, 128, 128> U_weight_S_0_left;
-    TASSIGN(U_weight_S_0_left, 0x0);
-    TileRight<half, 128, 64> U_weight_S_0_right;
-    TASSIGN(U_weight_S_0_right, 0x0);
-    TileAcc<float, 128, 64> U_weight_S_0;
-    TASSIGN(U_weight_S_0, 0x0);
-    L1Tile<half, 128, 128> k;
-    TASSIGN(k, 0x10000);
-    TileLeft<half, 128, 128> U_weight_S_1_left;
-    TASSIGN(U_weight_S_1_left, 0x8000);
-    TileRight<half, 128, 64> U_weight_S_1_right;
-    TASSIGN(U_weight_S_1_right, 0x8000);
-    TileAcc<float, 128, 64> U_weight_S_1;
-    TASSIGN(U_weight_S_1, 0x8000);
-    L1Tile<half, 128, 64> U_decay_to_end_f16_0_in;
-    TASSIGN(U_decay_to_end_f16_0_in, 0x18000);
-    TileLeft<half, 128, 128> S_next_0_part_left;
-    TASSIGN(S_next_0_part_left, 0x0);
-    TileRight<half, 128, 64> S_next_0_part_right;
-    TASSIGN(S_next_0_part_right, 0x0);
-    TileAcc<float, 128, 64> S_next_0_part;
-    TASSIGN(S_next_0_part, 0x10000);
-    L1Tile<half, 128, 64> U_decay_to_end_f16_1_in;
-    TASSIGN(U_decay_to_end_f16_1_in, 0x1c000);
-    TileLeft<half, 128, 128> S_next_1_part_left;
-    TASSIGN(S_next_1_part_left, 0x8000);
-    TileRight<half, 128, 64> S_next_1_part_right;
-    TASSIGN(S_next_1_part_right, 0x8000);
-    TileAcc<float, 128, 64> S_next_1_part;
-    TASSIGN(S_next_1_part, 0x18000);
+    auto U_weight = tile_at<L1Tile<half, 128, 128>>(0x0);
+    auto S_f16_0_in = tile_at<L1Tile<half, 128, 64>>(0x8000);
+    auto S_f16_1_in = tile_at<L1Tile<half, 128, 64>>(0xc000);
+    auto U_weight_S_0_left = tile_at<TileLeft<half, 128, 128>>(0x0);
+    auto U_weight_S_0_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto U_weight_S_0 = tile_at<TileAcc<float, 128, 64>>(0x0);
+    auto k = tile_at<L1Tile<half, 128, 128>>(0x10000);
+    auto U_weight_S_1_left = tile_at<TileLeft<half, 128, 128>>(0x8000);
+    auto U_weight_S_1_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto U_weight_S_1 = tile_at<TileAcc<float, 128, 64>>(0x8000);
+    auto U_decay_to_end_f16_0_in = tile_at<L1Tile<half, 128, 64>>(0x18000);
+    auto S_next_0_part_left = tile_at<TileLeft<half, 128, 128>>(0x0);
+    auto S_next_0_part_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto S_next_0_part = tile_at<TileAcc<float, 128, 64>>(0x10000);
+    auto U_decay_to_end_f16_1_in = tile_at<L1Tile<half, 128, 64>>(0x1c000);
+    auto S_next_1_part_left = tile_at<TileLeft<half, 128, 128>>(0x8000);
+    auto S_next_1_part_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto S_next_1_part = tile_at<TileAcc<float, 128, 64>>(0x18000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -2242,22 +1703,13 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             const int64_t slot = first / 128 + n + c;
             const int64_t t = first - b * T + c * 128;
             const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
-            {
-                auto from = view(U_weight_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-                TLOAD(U_weight, from);
-            }
+            TLOAD(U_weight, view(U_weight_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_0_left
             wait_flag_dev(0);  // S_f16_0_channel -> S_f16_0_in
-            {
-                auto from = view(S_f16_0_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TLOAD(S_f16_0_in, from);
-            }
+            TLOAD(S_f16_0_in, view(S_f16_0_channel_gm + get_block_idx() * 8192, 128, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_0_in -> U_weight_S_0_right
             wait_flag_dev(0);  // S_f16_1_channel -> S_f16_1_in
-            {
-                auto from = view(S_f16_1_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TLOAD(S_f16_1_in, from);
-            }
+            TLOAD(S_f16_1_in, view(S_f16_1_channel_gm + get_block_idx() * 8192, 128, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_1_in -> U_weight_S_1_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_0_left
             TEXTRACT(U_weight_S_0_left, U_weight, 0, 0);
@@ -2268,10 +1720,8 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             // U = U_offset - U_weight @ S
             TMATMUL(U_weight_S_0, U_weight_S_0_left, U_weight_S_0_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S_0 -> store
-            L1Part<half, 128, 128> k_raw(rows, 128);
-            TASSIGN(k_raw, 0x10000);
-            auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(k_raw, k_raw_from);
+            auto k_raw = tile_at<L1Part<half, 128, 128>>(0x10000, rows, 128);
+            TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
             if (rows < 128) TFILLPAD(k_raw, k_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k -> S_next_0_part_left
             TEXTRACT(U_weight_S_1_left, U_weight, 0, 0);
@@ -2282,22 +1732,13 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TMATMUL(U_weight_S_1, U_weight_S_1_left, U_weight_S_1_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight_S_1 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S_0 -> store
-            {
-                auto to = view(U_weight_S_0_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TSTORE(to, U_weight_S_0);
-            }
+            TSTORE(view(U_weight_S_0_channel_gm + get_block_idx() * 8192, 128, 64, 64), U_weight_S_0);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_0_channel -> U_weight_S_0_in
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight_S_1 -> store
-            {
-                auto to = view(U_weight_S_1_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TSTORE(to, U_weight_S_1);
-            }
+            TSTORE(view(U_weight_S_1_channel_gm + get_block_idx() * 8192, 128, 64, 64), U_weight_S_1);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_1_channel -> U_weight_S_1_in
             wait_flag_dev(0);  // U_decay_to_end_f16_0_channel -> U_decay_to_end_f16_0_in
-            {
-                auto from = view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TLOAD(U_decay_to_end_f16_0_in, from);
-            }
+            TLOAD(U_decay_to_end_f16_0_in, view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 8192, 128, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U_decay_to_end_f16_0_in -> S_next_0_part_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k -> S_next_0_part_left
             L1View<half, 128, 128> S_next_0_part_left_from;
@@ -2311,16 +1752,10 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TMATMUL(S_next_0_part, S_next_0_part_left, S_next_0_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_0_part -> store
             wait_flag_dev(0);  // U_decay_to_end_f16_1_channel -> U_decay_to_end_f16_1_in
-            {
-                auto from = view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TLOAD(U_decay_to_end_f16_1_in, from);
-            }
+            TLOAD(U_decay_to_end_f16_1_in, view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 8192, 128, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // U_decay_to_end_f16_1_in -> S_next_1_part_right
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_0_part -> store
-            {
-                auto to = view(S_next_0_part_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TSTORE(to, S_next_0_part);
-            }
+            TSTORE(view(S_next_0_part_channel_gm + get_block_idx() * 8192, 128, 64, 64), S_next_0_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_0_part_channel -> S_next_0_part_in
             L1View<half, 128, 128> S_next_1_part_left_from;
             TRESHAPE(S_next_1_part_left_from, k);
@@ -2332,10 +1767,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TMATMUL(S_next_1_part, S_next_1_part_left, S_next_1_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_1_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_1_part -> store
-            {
-                auto to = view(S_next_1_part_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TSTORE(to, S_next_1_part);
-            }
+            TSTORE(view(S_next_1_part_channel_gm + get_block_idx() * 8192, 128, 64, 64), S_next_1_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_1_part_channel -> S_next_1_part_in
         }
     }
@@ -2360,70 +1792,38 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 64> S_0_0_raw;
-    TASSIGN(S_0_0_raw, 0x0);
-    UbTile<float, 64, 64> S_0_0;
-    TASSIGN(S_0_0, 0x0);
-    UbTile<float, 64, 64> S_0_1_raw;
-    TASSIGN(S_0_1_raw, 0x4000);
-    UbTile<float, 64, 64> S_0_1;
-    TASSIGN(S_0_1, 0x4000);
-    UbTile<float, 64, 64> S_0_2;
-    TASSIGN(S_0_2, 0x0);
-    UbTile<float, 64, 64> S_1;
-    TASSIGN(S_1, 0x4000);
-    UbTile<half, 64, 64> S_f16_0;
-    TASSIGN(S_f16_0, 0x8000);
-    UbTile<float, 64, 64> U_offset_0;
-    TASSIGN(U_offset_0, 0xa000);
-    UbTile<half, 64, 64> S_f16_1;
-    TASSIGN(S_f16_1, 0xe000);
-    UbTile<float, 64, 64> U_offset_1;
-    TASSIGN(U_offset_1, 0x10000);
-    UbTile<float, 1, 128> G;
-    TASSIGN(G, 0x14000);
-    UbTile<float, 1, 128> G_times_minus_1;
-    TASSIGN(G_times_minus_1, 0x14200);
-    UbTile<float, 1, 128> last_G_minus_G;
-    TASSIGN(last_G_minus_G, 0x14200);
-    UbTile<float, 1, 128> decay_to_end;
-    TASSIGN(decay_to_end, 0x14200);
-    UbCol<float, 64> decay_to_end_col;
-    TASSIGN(decay_to_end_col, 0x14200 + sub * 256);
-    UbTile<float, 1, 128> exp_G;
-    TASSIGN(exp_G, 0x14000);
-    UbTile<float, 64, 64> chunk_decay_S_0;
-    TASSIGN(chunk_decay_S_0, 0x14400);
-    UbTile<float, 64, 64> chunk_decay_S_1;
-    TASSIGN(chunk_decay_S_1, 0x18400);
-    UbTile<float, 64, 64> U_weight_S_0_in;
-    TASSIGN(U_weight_S_0_in, 0x1c400);
-    UbTile<float, 64, 64> U_0;
-    TASSIGN(U_0, 0xa000);
-    UbTile<float, 64, 64> U_weight_S_1_in;
-    TASSIGN(U_weight_S_1_in, 0x20400);
-    UbTile<float, 64, 64> U_decay_to_end_0;
-    TASSIGN(U_decay_to_end_0, 0x24400);
-    UbTile<half, 64, 64> U_decay_to_end_f16_0;
-    TASSIGN(U_decay_to_end_f16_0, 0x28400);
-    UbTile<half, 64, 64> U_f16_0;
-    TASSIGN(U_f16_0, 0x2a400);
-    UbTile<float, 64, 64> U_1;
-    TASSIGN(U_1, 0x10000);
-    UbTile<float, 64, 64> U_decay_to_end_1;
-    TASSIGN(U_decay_to_end_1, 0x8000);
-    UbTile<half, 64, 64> U_decay_to_end_f16_1;
-    TASSIGN(U_decay_to_end_f16_1, 0xc000);
-    UbTile<half, 64, 64> U_f16_1;
-    TASSIGN(U_f16_1, 0xe000);
-    UbTile<float, 64, 64> S_next_0_part_in;
-    TASSIGN(S_next_0_part_in, 0x10000);
-    UbTile<float, 64, 64> S_next_0;
-    TASSIGN(S_next_0, 0x0);
-    UbTile<float, 64, 64> S_next_1_part_in;
-    TASSIGN(S_next_1_part_in, 0x14000);
-    UbTile<float, 64, 64> S_next_1;
-    TASSIGN(S_next_1, 0x4000);
+    auto S_0_0_raw = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto S_0_0 = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto S_0_1_raw = tile_at<UbTile<float, 64, 64>>(0x4000);
+    auto S_0_1 = tile_at<UbTile<float, 64, 64>>(0x4000);
+    auto S_0_2 = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto S_1 = tile_at<UbTile<float, 64, 64>>(0x4000);
+    auto S_f16_0 = tile_at<UbTile<half, 64, 64>>(0x8000);
+    auto U_offset_0 = tile_at<UbTile<float, 64, 64>>(0xa000);
+    auto S_f16_1 = tile_at<UbTile<half, 64, 64>>(0xe000);
+    auto U_offset_1 = tile_at<UbTile<float, 64, 64>>(0x10000);
+    auto G = tile_at<UbTile<float, 1, 128>>(0x14000);
+    auto G_times_minus_1 = tile_at<UbTile<float, 1, 128>>(0x14200);
+    auto last_G_minus_G = tile_at<UbTile<float, 1, 128>>(0x14200);
+    auto decay_to_end = tile_at<UbTile<float, 1, 128>>(0x14200);
+    auto decay_to_end_col = tile_at<UbCol<float, 64>>(0x14200 + sub * 256);
+    auto exp_G = tile_at<UbTile<float, 1, 128>>(0x14000);
+    auto chunk_decay_S_0 = tile_at<UbTile<float, 64, 64>>(0x14400);
+    auto chunk_decay_S_1 = tile_at<UbTile<float, 64, 64>>(0x18400);
+    auto U_weight_S_0_in = tile_at<UbTile<float, 64, 64>>(0x1c400);
+    auto U_0 = tile_at<UbTile<float, 64, 64>>(0xa000);
+    auto U_weight_S_1_in = tile_at<UbTile<float, 64, 64>>(0x20400);
+    auto U_decay_to_end_0 = tile_at<UbTile<float, 64, 64>>(0x24400);
+    auto U_decay_to_end_f16_0 = tile_at<UbTile<half, 64, 64>>(0x28400);
+    auto U_f16_0 = tile_at<UbTile<half, 64, 64>>(0x2a400);
+    auto U_1 = tile_at<UbTile<float, 64, 64>>(0x10000);
+    auto U_decay_to_end_1 = tile_at<UbTile<float, 64, 64>>(0x8000);
+    auto U_decay_to_end_f16_1 = tile_at<UbTile<half, 64, 64>>(0xc000);
+    auto U_f16_1 = tile_at<UbTile<half, 64, 64>>(0xe000);
+    auto S_next_0_part_in = tile_at<UbTile<float, 64, 64>>(0x10000);
+    auto S_next_0 = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto S_next_1_part_in = tile_at<UbTile<float, 64, 64>>(0x14000);
+    auto S_next_1 = tile_at<UbTile<float, 64, 64>>(0x4000);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -2431,18 +1831,12 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         const int64_t n = item / HV;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
-            TLOAD(S_0_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_0_raw -> S_0_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_0_raw -> S_0_0
         if (!has_initial_state) TEXPANDS(S_0_0, 0);
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
-            TLOAD(S_0_1_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_1_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_1_raw -> S_0_1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_1_raw -> S_0_1
         if (!has_initial_state) TEXPANDS(S_0_1, 0);
@@ -2453,43 +1847,22 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             pipe_barrier(PIPE_V);
             TCVT(S_f16_0, S_0_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
-            {
-                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
-                TLOAD(U_offset_0, from);
-            }
+            TLOAD(U_offset_0, view(U_offset_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128));
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // U_f16_1 -> S_f16_1
             TCVT(S_f16_1, S_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16_1 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
-            {
-                auto to = view(S_f16_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TSTORE(to, S_f16_0);
-            }
+            TSTORE(view(S_f16_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64), S_f16_0);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_0_channel -> S_f16_0_in
-            {
-                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
-                TSTORE(to, S_f16_0);
-            }
-            {
-                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
-                TLOAD(U_offset_1, from);
-            }
+            TSTORE(view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128), S_f16_0);
+            TLOAD(U_offset_1, view(U_offset_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128));
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16_1 -> store
-            {
-                auto to = view(S_f16_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TSTORE(to, S_f16_1);
-            }
+            TSTORE(view(S_f16_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64), S_f16_1);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_1_channel -> S_f16_1_in
-            {
-                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
-                TSTORE(to, S_f16_1);
-            }
+            TSTORE(view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128), S_f16_1);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16_1 -> U_f16_1
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_1_part_in -> G
-            {
-                auto from = view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128);
-                TLOAD(G, from);
-            }
+            TLOAD(G, view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G -> G_times_minus_1
             set_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G -> G_times_minus_1
@@ -2508,19 +1881,13 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TMULS(chunk_decay_S_0, S_0_2, chunk_decay);
             TMULS(chunk_decay_S_1, S_1, chunk_decay);
             wait_flag_dev(1);  // U_weight_S_0_channel -> U_weight_S_0_in
-            {
-                auto from = view(U_weight_S_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TLOAD(U_weight_S_0_in, from);
-            }
+            TLOAD(U_weight_S_0_in, view(U_weight_S_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_weight_S_0_in -> U_0
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_weight_S_0_in -> U_0
             // U = U_offset - U_weight @ S
             TSUB(U_0, U_offset_0, U_weight_S_0_in);
             wait_flag_dev(1);  // U_weight_S_1_channel -> U_weight_S_1_in
-            {
-                auto from = view(U_weight_S_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TLOAD(U_weight_S_1_in, from);
-            }
+            TLOAD(U_weight_S_1_in, view(U_weight_S_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_weight_S_1_in -> U_1
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
@@ -2529,10 +1896,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TCVT(U_decay_to_end_f16_0, U_decay_to_end_0, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_decay_to_end_f16_0 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_decay_to_end_f16_0 -> store
-            {
-                auto to = view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TSTORE(to, U_decay_to_end_f16_0);
-            }
+            TSTORE(view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64), U_decay_to_end_f16_0);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_0_channel -> U_decay_to_end_f16_0_in
             TCVT(U_f16_0, U_0, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U_f16_0 -> store
@@ -2540,10 +1904,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             // U = U_offset - U_weight @ S
             TSUB(U_1, U_offset_1, U_weight_S_1_in);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U_f16_0 -> store
-            {
-                auto to = view(U_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
-                TSTORE(to, U_f16_0);
-            }
+            TSTORE(view(U_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128), U_f16_0);
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TROWEXPANDMUL(U_decay_to_end_1, U_1, decay_to_end_col);
@@ -2551,37 +1912,25 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TCVT(U_decay_to_end_f16_1, U_decay_to_end_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // U_decay_to_end_f16_1 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // U_decay_to_end_f16_1 -> store
-            {
-                auto to = view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TSTORE(to, U_decay_to_end_f16_1);
-            }
+            TSTORE(view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64), U_decay_to_end_f16_1);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_1_channel -> U_decay_to_end_f16_1_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16_1 -> U_f16_1
             TCVT(U_f16_1, U_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_f16_1 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // U_1 -> S_next_0_part_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_f16_1 -> store
-            {
-                auto to = view(U_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
-                TSTORE(to, U_f16_1);
-            }
+            TSTORE(view(U_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128), U_f16_1);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // U_f16_1 -> S_f16_1
             wait_flag_dev(1);  // S_next_0_part_channel -> S_next_0_part_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // U_1 -> S_next_0_part_in
-            {
-                auto from = view(S_next_0_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TLOAD(S_next_0_part_in, from);
-            }
+            TLOAD(S_next_0_part_in, view(S_next_0_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_0_part_in -> S_next_0
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_0_part_in -> S_next_0
             TADD(S_next_0, chunk_decay_S_0, S_next_0_part_in);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // chunk_decay_S_0 -> S_next_1_part_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // chunk_decay_S_0 -> S_next_1_part_in
             wait_flag_dev(1);  // S_next_1_part_channel -> S_next_1_part_in
-            {
-                auto from = view(S_next_1_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TLOAD(S_next_1_part_in, from);
-            }
+            TLOAD(S_next_1_part_in, view(S_next_1_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_1_part_in -> S_next_1
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_1_part_in -> S_next_1
             TADD(S_next_1, chunk_decay_S_1, S_next_1_part_in);
@@ -2591,15 +1940,9 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_1_part_in -> G
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_next_0 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_next_0 -> store
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
-            TSTORE(to, S_0_2);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128), S_0_2);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
-            TSTORE(to, S_1);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128), S_1);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
@@ -2660,62 +2003,34 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ half *q_kT_D_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
     __gm__ float *o_sum_part_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[10]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 128, 128> q;
-    TASSIGN(q, 0x0);
-    L1Tile<half, 128, 128> k;
-    TASSIGN(k, 0x8000);
-    L1Tile<half, 128, 128> q_h1;
-    TASSIGN(q_h1, 0x10000);
-    TileLeft<half, 128, 128> q_kT_left;
-    TASSIGN(q_kT_left, 0x0);
-    TileRight<half, 128, 128> q_kT_right;
-    TASSIGN(q_kT_right, 0x0);
-    TileAcc<float, 128, 128> q_kT;
-    TASSIGN(q_kT, 0x0);
-    L1Tile<half, 128, 128> k_h1;
-    TASSIGN(k_h1, 0x18000);
-    TileLeft<half, 128, 128> q_kT_left_h1;
-    TASSIGN(q_kT_left_h1, 0x8000);
-    TileRight<half, 128, 128> q_kT_right_h1;
-    TASSIGN(q_kT_right_h1, 0x8000);
-    TileAcc<float, 128, 128> q_kT_h1;
-    TASSIGN(q_kT_h1, 0x10000);
-    L1Tile<half, 128, 128> S;
-    TASSIGN(S, 0x20000);
-    L1Tile<half, 128, 128> S_h1;
-    TASSIGN(S_h1, 0x28000);
-    TileLeft<half, 128, 128> q_S_left;
-    TASSIGN(q_S_left, 0x0);
-    TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x0);
-    TileAcc<float, 128, 128> q_S;
-    TASSIGN(q_S, 0x0);
-    L1Tile<half, 128, 128> U;
-    TASSIGN(U, 0x30000);
-    L1Tile<half, 128, 128> U_h1;
-    TASSIGN(U_h1, 0x38000);
-    TileLeft<half, 128, 128> q_S_left_h1;
-    TASSIGN(q_S_left_h1, 0x8000);
-    TileRight<half, 128, 128> q_S_right_h1;
-    TASSIGN(q_S_right_h1, 0x8000);
-    TileAcc<float, 128, 128> q_S_h1;
-    TASSIGN(q_S_h1, 0x10000);
-    L1Tile<half, 128, 128> q_kT_D_f16_in;
-    TASSIGN(q_kT_D_f16_in, 0x40000);
-    TileLeft<half, 128, 128> o_sum_part_left;
-    TASSIGN(o_sum_part_left, 0x0);
-    TileRight<half, 128, 128> o_sum_part_right;
-    TASSIGN(o_sum_part_right, 0x0);
-    TileAcc<float, 128, 128> o_sum_part;
-    TASSIGN(o_sum_part, 0x0);
-    L1Tile<half, 128, 128> q_kT_D_f16_in_h1;
-    TASSIGN(q_kT_D_f16_in_h1, 0x48000);
-    TileLeft<half, 128, 128> o_sum_part_left_h1;
-    TASSIGN(o_sum_part_left_h1, 0x8000);
-    TileRight<half, 128, 128> o_sum_part_right_h1;
-    TASSIGN(o_sum_part_right_h1, 0x8000);
-    TileAcc<float, 128, 128> o_sum_part_h1;
-    TASSIGN(o_sum_part_h1, 0x10000);
+    auto q = tile_at<L1Tile<half, 128, 128>>(0x0);
+    auto k = tile_at<L1Tile<half, 128, 128>>(0x8000);
+    auto q_h1 = tile_at<L1Tile<half, 128, 128>>(0x10000);
+    auto q_kT_left = tile_at<TileLeft<half, 128, 128>>(0x0);
+    auto q_kT_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto q_kT = tile_at<TileAcc<float, 128, 128>>(0x0);
+    auto k_h1 = tile_at<L1Tile<half, 128, 128>>(0x18000);
+    auto q_kT_left_h1 = tile_at<TileLeft<half, 128, 128>>(0x8000);
+    auto q_kT_right_h1 = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto q_kT_h1 = tile_at<TileAcc<float, 128, 128>>(0x10000);
+    auto S = tile_at<L1Tile<half, 128, 128>>(0x20000);
+    auto S_h1 = tile_at<L1Tile<half, 128, 128>>(0x28000);
+    auto q_S_left = tile_at<TileLeft<half, 128, 128>>(0x0);
+    auto q_S_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto q_S = tile_at<TileAcc<float, 128, 128>>(0x0);
+    auto U = tile_at<L1Tile<half, 128, 128>>(0x30000);
+    auto U_h1 = tile_at<L1Tile<half, 128, 128>>(0x38000);
+    auto q_S_left_h1 = tile_at<TileLeft<half, 128, 128>>(0x8000);
+    auto q_S_right_h1 = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto q_S_h1 = tile_at<TileAcc<float, 128, 128>>(0x10000);
+    auto q_kT_D_f16_in = tile_at<L1Tile<half, 128, 128>>(0x40000);
+    auto o_sum_part_left = tile_at<TileLeft<half, 128, 128>>(0x0);
+    auto o_sum_part_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto o_sum_part = tile_at<TileAcc<float, 128, 128>>(0x0);
+    auto q_kT_D_f16_in_h1 = tile_at<L1Tile<half, 128, 128>>(0x48000);
+    auto o_sum_part_left_h1 = tile_at<TileLeft<half, 128, 128>>(0x8000);
+    auto o_sum_part_right_h1 = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto o_sum_part_h1 = tile_at<TileAcc<float, 128, 128>>(0x10000);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q_h1 -> q_raw_h1
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_part_left -> q_kT_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part -> q_kT
@@ -2733,23 +2048,17 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         if (c * 128 >= length) continue;
         const int64_t t = first - b * T + c * 128;
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
-        L1Part<half, 128, 128> q_raw(rows, 128);
-        TASSIGN(q_raw, 0x0);
-        auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(q_raw, q_raw_from);
+        auto q_raw = tile_at<L1Part<half, 128, 128>>(0x0, rows, 128);
+        TLOAD(q_raw, view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 128) TFILLPAD(q_raw, q_raw);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_kT_left
-        L1Part<half, 128, 128> k_raw(rows, 128);
-        TASSIGN(k_raw, 0x8000);
-        auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(k_raw, k_raw_from);
+        auto k_raw = tile_at<L1Part<half, 128, 128>>(0x8000, rows, 128);
+        TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 128) TFILLPAD(k_raw, k_raw);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> q_kT_right
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q_h1 -> q_raw_h1
-        L1Part<half, 128, 128> q_raw_h1(rows, 128);
-        TASSIGN(q_raw_h1, 0x10000);
-        auto q_raw_h1_from = view(q_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(q_raw_h1, q_raw_h1_from);
+        auto q_raw_h1 = tile_at<L1Part<half, 128, 128>>(0x10000, rows, 128);
+        TLOAD(q_raw_h1, view(q_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 128) TFILLPAD(q_raw_h1, q_raw_h1);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_h1 -> q_kT_left_h1
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_kT_left
@@ -2766,17 +2075,12 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TMATMUL(q_kT, q_kT_left, q_kT_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left -> q_S_left
-        L1Part<half, 128, 128> k_raw_h1(rows, 128);
-        TASSIGN(k_raw_h1, 0x18000);
-        auto k_raw_h1_from = view(k_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(k_raw_h1, k_raw_h1_from);
+        auto k_raw_h1 = tile_at<L1Part<half, 128, 128>>(0x18000, rows, 128);
+        TLOAD(k_raw_h1, view(k_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 128) TFILLPAD(k_raw_h1, k_raw_h1);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_h1 -> q_kT_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
-        {
-            auto to = view(q_kT_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TSTORE(to, q_kT);
-        }
+        TSTORE(view(q_kT_channel_gm + get_block_idx() * 16384, 128, 128, 128), q_kT);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // q_kT -> q_S
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_h1 -> q_kT_left_h1
@@ -2792,22 +2096,13 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TMATMUL(q_kT_h1, q_kT_left_h1, q_kT_right_h1);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_h1 -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_kT_left_h1 -> q_S_left_h1
-        {
-            auto from = view(S_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-            TLOAD(S, from);
-        }
+        TLOAD(S, view(S_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> q_S_right
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // S_h1 -> S_h1
-        {
-            auto from = view(S_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
-            TLOAD(S_h1, from);
-        }
+        TLOAD(S_h1, view(S_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_h1 -> q_S_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_h1 -> store
-        {
-            auto to = view(q_kT_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TSTORE(to, q_kT_h1);
-        }
+        TSTORE(view(q_kT_channel1_gm + get_block_idx() * 16384, 128, 128, 128), q_kT_h1);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // q_kT_h1 -> q_S_h1
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel1 -> q_kT_in_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left -> q_S_left
@@ -2821,15 +2116,9 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_S_left -> o_sum_part_left
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // U -> U
-        {
-            auto from = view(U_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-            TLOAD(U, from);
-        }
+        TLOAD(U, view(U_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128));
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U_h1 -> U_h1
-        {
-            auto from = view(U_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
-            TLOAD(U_h1, from);
-        }
+        TLOAD(U_h1, view(U_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128));
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_kT_left_h1 -> q_S_left_h1
         TEXTRACT(q_S_left_h1, q_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q_h1 -> q_raw_h1
@@ -2844,23 +2133,14 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left_h1 -> o_sum_part_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
         wait_flag_dev(2);  // q_S_channel -> store
-        {
-            auto to = view(q_S_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TSTORE(to, q_S);
-        }
+        TSTORE(view(q_S_channel_gm + get_block_idx() * 16384, 128, 128, 128), q_S);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID4);  // q_S -> o_sum_part
         wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in
-        {
-            auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(q_kT_D_f16_in, from);
-        }
+        TLOAD(q_kT_D_f16_in, view(q_kT_D_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> o_sum_part_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_h1 -> store
-        {
-            auto to = view(q_S_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TSTORE(to, q_S_h1);
-        }
+        TSTORE(view(q_S_channel1_gm + get_block_idx() * 16384, 128, 128, 128), q_S_h1);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel1 -> q_S_in_h1
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID5);  // q_S_h1 -> o_sum_part_h1
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> o_sum_part_left
@@ -2875,10 +2155,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_part -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_part_left -> q_kT_left
         wait_flag_dev(1);  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_h1
-        {
-            auto from = view(q_kT_D_f16_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TLOAD(q_kT_D_f16_in_h1, from);
-        }
+        TLOAD(q_kT_D_f16_in_h1, view(q_kT_D_f16_channel1_gm + get_block_idx() * 16384, 128, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_kT_D_f16_in_h1 -> o_sum_part_left_h1
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_kT_D_f16_in_h1 -> o_sum_part_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left_h1 -> o_sum_part_left_h1
@@ -2892,17 +2169,11 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_h1 -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_h1 -> q_kT_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_part -> store
-        {
-            auto to = view(o_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-            TSTORE(to, o_sum_part);
-        }
+        TSTORE(view(o_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), o_sum_part);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part -> q_kT
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_h1 -> store
-        {
-            auto to = view(o_sum_part_channel1_gm + get_block_idx() * 16384, 128, 128, 128);
-            TSTORE(to, o_sum_part_h1);
-        }
+        TSTORE(view(o_sum_part_channel1_gm + get_block_idx() * 16384, 128, 128, 128), o_sum_part_h1);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel1 -> o_sum_part_in_h1
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // o_sum_part_h1 -> q_kT_h1
     }
@@ -2933,85 +2204,45 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> lower_fill;
-    TASSIGN(lower_fill, 0x0);
-    UbTile<float, 1, 128> G;
-    TASSIGN(G, 0x8000);
-    UbCol<float, 64> G_col;
-    TASSIGN(G_col, 0x8000 + sub * 256);
-    UbTile<float, 1, 128> G_times_minus_1;
-    TASSIGN(G_times_minus_1, 0x8200);
-    UbTile<float, 1, 128> G_h1;
-    TASSIGN(G_h1, 0x8400);
-    UbCol<float, 64> G_col_h1;
-    TASSIGN(G_col_h1, 0x8400 + sub * 256);
-    UbTile<float, 64, 128> G_times_expand;
-    TASSIGN(G_times_expand, 0x8600);
-    UbTile<float, 1, 128> G_times_minus_1_h1;
-    TASSIGN(G_times_minus_1_h1, 0x10600);
-    UbTile<float, 64, 128> G_times_expand_h1;
-    TASSIGN(G_times_expand_h1, 0x10800);
-    UbTile<float, 64, 128> G_minus_G;
-    TASSIGN(G_minus_G, 0x8600);
-    UbTile<float, 64, 128> G_minus_G_h1;
-    TASSIGN(G_minus_G_h1, 0x10800);
-    UbTile<float, 64, 128> lower_G_minus_G;
-    TASSIGN(lower_G_minus_G, 0x8600);
-    UbTile<float, 64, 128> lower_G_minus_G_h1;
-    TASSIGN(lower_G_minus_G_h1, 0x10800);
-    UbTile<float, 64, 128> D;
-    TASSIGN(D, 0x8600);
-    UbTile<float, 64, 128> D_h1;
-    TASSIGN(D_h1, 0x10800);
-    UbTile<float, 1, 128> exp_G;
-    TASSIGN(exp_G, 0x8000);
-    UbCol<float, 64> exp_G_col;
-    TASSIGN(exp_G_col, 0x8000 + sub * 256);
-    UbTile<float, 1, 128> exp_G_h1;
-    TASSIGN(exp_G_h1, 0x8400);
-    UbCol<float, 64> exp_G_col_h1;
-    TASSIGN(exp_G_col_h1, 0x8400 + sub * 256);
-    UbTile<float, 64, 128> q_kT_in;
-    TASSIGN(q_kT_in, 0x18800);
-    UbTile<float, 64, 128> q_kT_D;
-    TASSIGN(q_kT_D, 0x18800);
-    UbTile<half, 64, 128> q_kT_D_f16;
-    TASSIGN(q_kT_D_f16, 0x20800);
-    UbTile<float, 64, 128> q_kT_in_h1;
-    TASSIGN(q_kT_in_h1, 0x24800);
-    UbTile<float, 64, 128> q_kT_D_h1;
-    TASSIGN(q_kT_D_h1, 0x24800);
-    UbTile<float, 64, 128> q_S_in;
-    TASSIGN(q_S_in, 0x8600);
-    UbTile<half, 64, 128> q_kT_D_f16_h1;
-    TASSIGN(q_kT_D_f16_h1, 0x10600);
-    UbTile<float, 64, 128> exp_G_q_S;
-    TASSIGN(exp_G_q_S, 0x8600);
-    UbTile<float, 64, 128> q_S_in_h1;
-    TASSIGN(q_S_in_h1, 0x14600);
-    UbTile<float, 64, 128> exp_G_q_S_h1;
-    TASSIGN(exp_G_q_S_h1, 0x14600);
-    UbTile<float, 64, 128> o_sum_part_in;
-    TASSIGN(o_sum_part_in, 0x1c600);
-    UbTile<float, 64, 128> o_sum;
-    TASSIGN(o_sum, 0x8600);
-    UbTile<float, 64, 128> o;
-    TASSIGN(o, 0x8600);
-    UbTile<float, 64, 128> o_sum_part_in_h1;
-    TASSIGN(o_sum_part_in_h1, 0x24600);
-    UbTile<half, 64, 128> o_f16;
-    TASSIGN(o_f16, 0x10600);
-    UbTile<float, 64, 128> o_sum_h1;
-    TASSIGN(o_sum_h1, 0x14600);
-    UbTile<float, 64, 128> o_h1;
-    TASSIGN(o_h1, 0x14600);
-    UbTile<half, 64, 128> o_f16_h1;
-    TASSIGN(o_f16_h1, 0x1c600);
+    auto lower_fill = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto G = tile_at<UbTile<float, 1, 128>>(0x8000);
+    auto G_col = tile_at<UbCol<float, 64>>(0x8000 + sub * 256);
+    auto G_times_minus_1 = tile_at<UbTile<float, 1, 128>>(0x8200);
+    auto G_h1 = tile_at<UbTile<float, 1, 128>>(0x8400);
+    auto G_col_h1 = tile_at<UbCol<float, 64>>(0x8400 + sub * 256);
+    auto G_times_expand = tile_at<UbTile<float, 64, 128>>(0x8600);
+    auto G_times_minus_1_h1 = tile_at<UbTile<float, 1, 128>>(0x10600);
+    auto G_times_expand_h1 = tile_at<UbTile<float, 64, 128>>(0x10800);
+    auto G_minus_G = tile_at<UbTile<float, 64, 128>>(0x8600);
+    auto G_minus_G_h1 = tile_at<UbTile<float, 64, 128>>(0x10800);
+    auto lower_G_minus_G = tile_at<UbTile<float, 64, 128>>(0x8600);
+    auto lower_G_minus_G_h1 = tile_at<UbTile<float, 64, 128>>(0x10800);
+    auto D = tile_at<UbTile<float, 64, 128>>(0x8600);
+    auto D_h1 = tile_at<UbTile<float, 64, 128>>(0x10800);
+    auto exp_G = tile_at<UbTile<float, 1, 128>>(0x8000);
+    auto exp_G_col = tile_at<UbCol<float, 64>>(0x8000 + sub * 256);
+    auto exp_G_h1 = tile_at<UbTile<float, 1, 128>>(0x8400);
+    auto exp_G_col_h1 = tile_at<UbCol<float, 64>>(0x8400 + sub * 256);
+    auto q_kT_in = tile_at<UbTile<float, 64, 128>>(0x18800);
+    auto q_kT_D = tile_at<UbTile<float, 64, 128>>(0x18800);
+    auto q_kT_D_f16 = tile_at<UbTile<half, 64, 128>>(0x20800);
+    auto q_kT_in_h1 = tile_at<UbTile<float, 64, 128>>(0x24800);
+    auto q_kT_D_h1 = tile_at<UbTile<float, 64, 128>>(0x24800);
+    auto q_S_in = tile_at<UbTile<float, 64, 128>>(0x8600);
+    auto q_kT_D_f16_h1 = tile_at<UbTile<half, 64, 128>>(0x10600);
+    auto exp_G_q_S = tile_at<UbTile<float, 64, 128>>(0x8600);
+    auto q_S_in_h1 = tile_at<UbTile<float, 64, 128>>(0x14600);
+    auto exp_G_q_S_h1 = tile_at<UbTile<float, 64, 128>>(0x14600);
+    auto o_sum_part_in = tile_at<UbTile<float, 64, 128>>(0x1c600);
+    auto o_sum = tile_at<UbTile<float, 64, 128>>(0x8600);
+    auto o = tile_at<UbTile<float, 64, 128>>(0x8600);
+    auto o_sum_part_in_h1 = tile_at<UbTile<float, 64, 128>>(0x24600);
+    auto o_f16 = tile_at<UbTile<half, 64, 128>>(0x10600);
+    auto o_sum_h1 = tile_at<UbTile<float, 64, 128>>(0x14600);
+    auto o_h1 = tile_at<UbTile<float, 64, 128>>(0x14600);
+    auto o_f16_h1 = tile_at<UbTile<half, 64, 128>>(0x1c600);
     // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-    {
-        auto from = view(lower_fill_gm + sub * 64 * 128, 64, 128, 128);
-        TLOAD(lower_fill, from);
-    }
+    TLOAD(lower_fill, view(lower_fill_gm + sub * 64 * 128, 64, 128, 128));
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> G_times_minus_1_h1
@@ -3028,18 +2259,12 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         const int64_t rows = length - c * 128 < 128 ? length - c * 128 : 128;
         const int64_t part = part_of(rows, sub, 64);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-        {
-            auto from = view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128);
-            TLOAD(G, from);
-        }
+        TLOAD(G, view(G_ws_gm + (slot * HV + hv) * 128, 1, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
         TMULS(G_times_minus_1, G, -1.0f);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
-        {
-            auto from = view(G_ws_gm + (slot * HV + hv_1) * 128, 1, 128, 128);
-            TLOAD(G_h1, from);
-        }
+        TLOAD(G_h1, view(G_ws_gm + (slot * HV + hv_1) * 128, 1, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_h1 -> G_times_minus_1_h1
         pipe_barrier(PIPE_V);
         TCOLEXPAND(G_times_expand, G_times_minus_1);
@@ -3062,10 +2287,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TEXP(exp_G_h1, G_h1);
         wait_flag_dev(0);  // q_kT_channel -> q_kT_in
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // o_f16_h1 -> q_kT_in
-        {
-            auto from = view(q_kT_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(q_kT_in, from);
-        }
+        TLOAD(q_kT_in, view(q_kT_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_D
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_D
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
@@ -3075,76 +2297,53 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TCVT(q_kT_D_f16, q_kT_D, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_kT_D_f16 -> store
         wait_flag_dev(0);  // q_kT_channel1 -> q_kT_in_h1
-        {
-            auto from = view(q_kT_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(q_kT_in_h1, from);
-        }
+        TLOAD(q_kT_in_h1, view(q_kT_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_h1 -> q_kT_D_h1
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_kT_D_f16 -> store
-        {
-            auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, q_kT_D_f16);
-        }
+        TSTORE(view(q_kT_D_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), q_kT_D_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_h1 -> q_kT_D_h1
         TMUL(q_kT_D_h1, q_kT_in_h1, D_h1);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // D_h1 -> q_S_in_h1
         wait_flag_dev(0);  // q_S_channel -> q_S_in
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // D -> q_S_in
-        {
-            auto from = view(q_S_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(q_S_in, from);
-        }
+        TLOAD(q_S_in, view(q_S_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_channel -> store
         pipe_barrier(PIPE_V);
         TCVT(q_kT_D_f16_h1, q_kT_D_h1, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_h1 -> store
-        {
-            auto to = view(q_kT_D_f16_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, q_kT_D_f16_h1);
-        }
+        TSTORE(view(q_kT_D_f16_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), q_kT_D_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_h1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
         TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
         wait_flag_dev(0);  // q_S_channel1 -> q_S_in_h1
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // D_h1 -> q_S_in_h1
-        {
-            auto from = view(q_S_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(q_S_in_h1, from);
-        }
+        TLOAD(q_S_in_h1, view(q_S_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_h1 -> exp_G_q_S_h1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_h1 -> exp_G_q_S_h1
         pipe_barrier(PIPE_V);
         TROWEXPANDMUL(exp_G_q_S_h1, q_S_in_h1, exp_G_col_h1);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
         wait_flag_dev(0);  // o_sum_part_channel -> o_sum_part_in
-        {
-            auto from = view(o_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(o_sum_part_in, from);
-        }
+        TLOAD(o_sum_part_in, view(o_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_sum_part_in -> o_sum
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_sum_part_in -> o_sum
         TADD(o_sum, exp_G_q_S, o_sum_part_in);
         pipe_barrier(PIPE_V);
         TMULS(o, o_sum, scale);
         wait_flag_dev(0);  // o_sum_part_channel1 -> o_sum_part_in_h1
-        {
-            auto from = view(o_sum_part_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(o_sum_part_in_h1, from);
-        }
+        TLOAD(o_sum_part_in_h1, view(o_sum_part_channel1_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_h1 -> o_sum_h1
         pipe_barrier(PIPE_V);
         TCVT(o_f16, o, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
         if (part > 0) {
-            UbPart<half, 64, 128> valid(part, 128);
-            TASSIGN(valid, 0x10600);
-            auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 64), part, 128, token_stride(HV, 128));
-            TSTORE(to, valid);
+            auto valid = tile_at<UbPart<half, 64, 128>>(0x10600, part, 128);
+            TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 64), part, 128, token_stride(HV, 128)), valid);
         }
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> G_times_minus_1_h1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_h1 -> o_sum_h1
@@ -3156,10 +2355,8 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_h1 -> store
         if (part > 0) {
-            UbPart<half, 64, 128> valid(part, 128);
-            TASSIGN(valid, 0x1c600);
-            auto to = view(o_gm + token_at(HV, hv_1, 128, b, T, t + sub * 64), part, 128, token_stride(HV, 128));
-            TSTORE(to, valid);
+            auto valid = tile_at<UbPart<half, 64, 128>>(0x1c600, part, 128);
+            TSTORE(view(o_gm + token_at(HV, hv_1, 128, b, T, t + sub * 64), part, 128, token_stride(HV, 128)), valid);
         }
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // o_f16_h1 -> q_kT_in
     }

@@ -105,10 +105,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -163,8 +174,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -190,8 +200,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -202,10 +211,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -297,293 +356,156 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(constants + 0);
     __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 77824);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 16, 16> identity;
-    TASSIGN(identity, 0x0);
-    L1Tile<half, 64, 128> k_first;
-    TASSIGN(k_first, 0x200);
-    TileLeft<half, 64, 128> k_kT_left_first;
-    TASSIGN(k_kT_left_first, 0x0);
-    TileRight<half, 128, 64> k_kT_right_first;
-    TASSIGN(k_kT_right_first, 0x0);
-    TileAcc<float, 64, 64> k_kT_first;
-    TASSIGN(k_kT_first, 0x0);
-    L1Tile<half, 64, 128> q_first;
-    TASSIGN(q_first, 0x8200);
-    L1Tile<half, 64, 64> Tinv_zeros_first;
-    TASSIGN(Tinv_zeros_first, 0x10200);
-    L1Tile<half, 64, 64> minus_identity_first;
-    TASSIGN(minus_identity_first, 0x12200);
-    TileLeft<half, 64, 128> q_kT_left_first;
-    TASSIGN(q_kT_left_first, 0x8000);
-    TileRight<half, 128, 64> q_kT_right_first;
-    TASSIGN(q_kT_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_kT_first;
-    TASSIGN(q_kT_first, 0x4000);
-    L1Tile<half, 64, 64> A_f16_in_first;
-    TASSIGN(A_f16_in_first, 0x14200);
-    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in_first;
-    TASSIGN(diagonal_stack_A_4_f16_in_first, 0x16200);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_first;
-    TASSIGN(Tinv_rows_2_f16_in_first, 0x16a00);
-    TileLeft<half, 64, 16> Tinv_below_4_left_first;
-    TASSIGN(Tinv_below_4_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_below_4_right_first;
-    TASSIGN(Tinv_below_4_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_4_first;
-    TASSIGN(Tinv_below_4_first, 0x8000);
-    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in_first;
-    TASSIGN(diagonal_stack_A_8_f16_in_first, 0x17200);
-    L1Tile<half, 64, 16> Tinv_below_4_f16_first;
-    TASSIGN(Tinv_below_4_f16_first, 0x17a00);
-    TileLeft<half, 64, 16> identity_product_left_first;
-    TASSIGN(identity_product_left_first, 0x8000);
-    TileRight<half, 16, 16> identity_product_right_first;
-    TASSIGN(identity_product_right_first, 0x8000);
-    TileAcc<float, 64, 16> identity_product_first;
-    TASSIGN(identity_product_first, 0x9000);
-    L1Tile<half, 64, 16> diagonal_stack_16_f16_in_first;
-    TASSIGN(diagonal_stack_16_f16_in_first, 0x18200);
-    TileLeft<half, 64, 16> Tinv_rows_4_left_first;
-    TASSIGN(Tinv_rows_4_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_4_right_first;
-    TASSIGN(Tinv_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_4_first;
-    TASSIGN(Tinv_rows_4_first, 0x9000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16_first;
-    TASSIGN(Tinv_rows_4_f16_first, 0x18a00);
-    TileLeft<half, 64, 16> Tinv_below_8_left_first;
-    TASSIGN(Tinv_below_8_left_first, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_8_right_first;
-    TASSIGN(Tinv_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_8_first;
-    TASSIGN(Tinv_below_8_first, 0xa000);
-    L1Tile<half, 64, 64> q_kT_D_f16_in_first;
-    TASSIGN(q_kT_D_f16_in_first, 0x19200);
-    L1Tile<half, 64, 16> Tinv_below_8_f16_first;
-    TASSIGN(Tinv_below_8_f16_first, 0x1d200);
-    TileLeft<half, 64, 16> Tinv_rows_8_left_first;
-    TASSIGN(Tinv_rows_8_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_8_right_first;
-    TASSIGN(Tinv_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_8_first;
-    TASSIGN(Tinv_rows_8_first, 0x9000);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16_first;
-    TASSIGN(Tinv_rows_8_f16_first, 0x1da00);
-    TileLeft<half, 64, 16> Tinv_below_16_left_first;
-    TASSIGN(Tinv_below_16_left_first, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_16_right_first;
-    TASSIGN(Tinv_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_16_first;
-    TASSIGN(Tinv_below_16_first, 0xb000);
-    L1Tile<half, 64, 16> Tinv_below_16_f16_first;
-    TASSIGN(Tinv_below_16_f16_first, 0x1e200);
-    TileLeft<half, 64, 16> Tinv_rows_16_left_first;
-    TASSIGN(Tinv_rows_16_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_16_right_first;
-    TASSIGN(Tinv_rows_16_right_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_16_first;
-    TASSIGN(Tinv_blocks_16_first, 0x10200);
-    TileAcc<float, 32, 16> Tinv_below_32_first;
-    TASSIGN(Tinv_below_32_first, 0xc000);
-    L1Tile<half, 32, 16> Tinv_below_32_f16_first;
-    TASSIGN(Tinv_below_32_f16_first, 0x1ea00);
-    TileRight<half, 32, 16> Tinv_corner_32_right_first;
-    TASSIGN(Tinv_corner_32_right_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_32_first;
-    TASSIGN(Tinv_blocks_32_first, 0x10200);
-    TileLeft<half, 32, 32> Tinv_below_64_left_first;
-    TASSIGN(Tinv_below_64_left_first, 0x8000);
-    TileRight<half, 32, 32> Tinv_below_64_right_first;
-    TASSIGN(Tinv_below_64_right_first, 0x8000);
-    TileAcc<float, 32, 32> Tinv_below_64_first;
-    TASSIGN(Tinv_below_64_first, 0xd000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16_first;
-    TASSIGN(Tinv_below_64_f16_first, 0x1ee00);
-    TileLeft<half, 32, 32> Tinv_corner_64_left_first;
-    TASSIGN(Tinv_corner_64_left_first, 0x0);
-    TileRight<half, 32, 32> Tinv_corner_64_right_first;
-    TASSIGN(Tinv_corner_64_right_first, 0x0);
-    TileAcc<float, 32, 32> Tinv_corner_64_first;
-    TASSIGN(Tinv_corner_64_first, 0xe000);
-    L1Tile<half, 64, 64> Tinv_blocks_64_first;
-    TASSIGN(Tinv_blocks_64_first, 0x10200);
-    TileLeft<half, 64, 64> Tinv_left_first;
-    TASSIGN(Tinv_left_first, 0x8000);
-    TileRight<half, 64, 64> Tinv_right_first;
-    TASSIGN(Tinv_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_first;
-    TASSIGN(Tinv_first, 0xf000);
-    L1Tile<half, 64, 64> Tinv_f16_first;
-    TASSIGN(Tinv_f16_first, 0x1f600);
+    auto identity = tile_at<L1Tile<half, 16, 16>>(0x0);
+    auto k_first = tile_at<L1Tile<half, 64, 128>>(0x200);
+    auto k_kT_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_kT_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_kT_first = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto q_first = tile_at<L1Tile<half, 64, 128>>(0x8200);
+    auto Tinv_zeros_first = tile_at<L1Tile<half, 64, 64>>(0x10200);
+    auto minus_identity_first = tile_at<L1Tile<half, 64, 64>>(0x12200);
+    auto q_kT_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_kT_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_kT_first = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto A_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x14200);
+    auto diagonal_stack_A_4_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x16200);
+    auto Tinv_rows_2_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x16a00);
+    auto Tinv_below_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_4_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_4_first = tile_at<TileAcc<float, 64, 16>>(0x8000);
+    auto diagonal_stack_A_8_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x17200);
+    auto Tinv_below_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x17a00);
+    auto identity_product_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_product_right_first = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_product_first = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto diagonal_stack_16_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x18200);
+    auto Tinv_rows_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_first = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto Tinv_rows_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x18a00);
+    auto Tinv_below_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_first = tile_at<TileAcc<float, 64, 16>>(0xa000);
+    auto q_kT_D_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x19200);
+    auto Tinv_below_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x1d200);
+    auto Tinv_rows_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_first = tile_at<TileAcc<float, 64, 16>>(0x9000);
+    auto Tinv_rows_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x1da00);
+    auto Tinv_below_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_first = tile_at<TileAcc<float, 64, 16>>(0xb000);
+    auto Tinv_below_16_f16_first = tile_at<L1Tile<half, 64, 16>>(0x1e200);
+    auto Tinv_rows_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_16_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_blocks_16_first = tile_at<L1Tile<half, 64, 64>>(0x10200);
+    auto Tinv_below_32_first = tile_at<TileAcc<float, 32, 16>>(0xc000);
+    auto Tinv_below_32_f16_first = tile_at<L1Tile<half, 32, 16>>(0x1ea00);
+    auto Tinv_corner_32_right_first = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto Tinv_blocks_32_first = tile_at<L1Tile<half, 64, 64>>(0x10200);
+    auto Tinv_below_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_right_first = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_first = tile_at<TileAcc<float, 32, 32>>(0xd000);
+    auto Tinv_below_64_f16_first = tile_at<L1Tile<half, 32, 32>>(0x1ee00);
+    auto Tinv_corner_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_right_first = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_first = tile_at<TileAcc<float, 32, 32>>(0xe000);
+    auto Tinv_blocks_64_first = tile_at<L1Tile<half, 64, 64>>(0x10200);
+    auto Tinv_left_first = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto Tinv_right_first = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv_first = tile_at<TileAcc<float, 64, 64>>(0xf000);
+    auto Tinv_f16_first = tile_at<L1Tile<half, 64, 64>>(0x1f600);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> k;
     L1Tile<half, 64, 64> Tinv_f16;
     L1Tile<half, 64, 64> q_kT_D_f16_in;
     L1Tile<half, 64, 128> k_next;
-    TileLeft<half, 64, 128> k_kT_left_next;
-    TASSIGN(k_kT_left_next, 0x0);
-    TileRight<half, 128, 64> k_kT_right_next;
-    TASSIGN(k_kT_right_next, 0x0);
-    TileAcc<float, 64, 64> k_kT_next;
-    TASSIGN(k_kT_next, 0x13000);
+    auto k_kT_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_kT_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_kT_next = tile_at<TileAcc<float, 64, 64>>(0x13000);
     L1Tile<half, 64, 128> q_next;
-    L1Tile<half, 64, 64> Tinv_zeros_next;
-    TASSIGN(Tinv_zeros_next, 0x23600);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x25600);
-    TileLeft<half, 64, 128> q_kT_left_next;
-    TASSIGN(q_kT_left_next, 0x8000);
-    TileRight<half, 128, 64> q_kT_right_next;
-    TASSIGN(q_kT_right_next, 0x8000);
-    TileAcc<float, 64, 64> q_kT_next;
-    TASSIGN(q_kT_next, 0x17000);
-    TileLeft<half, 64, 128> k_S_left;
-    TASSIGN(k_S_left, 0x0);
-    TileRight<half, 128, 128> k_S_right;
-    TASSIGN(k_S_right, 0x0);
-    TileAcc<float, 64, 128> k_S;
-    TASSIGN(k_S, 0x0);
-    L1Tile<half, 64, 64> minus_identity_next;
-    TASSIGN(minus_identity_next, 0x2d600);
-    TileLeft<half, 64, 128> q_S_left;
-    TASSIGN(q_S_left, 0x8000);
-    TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x8000);
-    TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x8000);
-    L1Tile<half, 64, 64> A_f16_in_next;
-    TASSIGN(A_f16_in_next, 0x2f600);
-    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in_next;
-    TASSIGN(diagonal_stack_A_4_f16_in_next, 0x31600);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_next;
-    TASSIGN(Tinv_rows_2_f16_in_next, 0x31e00);
-    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in_next;
-    TASSIGN(diagonal_stack_A_8_f16_in_next, 0x32600);
-    L1Tile<half, 64, 16> diagonal_stack_16_f16_in_next;
-    TASSIGN(diagonal_stack_16_f16_in_next, 0x32e00);
+    auto Tinv_zeros_next = tile_at<L1Tile<half, 64, 64>>(0x23600);
+    auto S_f16_in = tile_at<L1Tile<half, 128, 128>>(0x25600);
+    auto q_kT_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_kT_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_kT_next = tile_at<TileAcc<float, 64, 64>>(0x17000);
+    auto k_S_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_S_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto k_S = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto minus_identity_next = tile_at<L1Tile<half, 64, 64>>(0x2d600);
+    auto q_S_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_S_right = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto q_S = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto A_f16_in_next = tile_at<L1Tile<half, 64, 64>>(0x2f600);
+    auto diagonal_stack_A_4_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x31600);
+    auto Tinv_rows_2_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x31e00);
+    auto diagonal_stack_A_8_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x32600);
+    auto diagonal_stack_16_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x32e00);
     L1Tile<half, 64, 64> q_kT_D_f16_in_next;
-    TileLeft<half, 64, 16> Tinv_below_4_left_next;
-    TASSIGN(Tinv_below_4_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_below_4_right_next;
-    TASSIGN(Tinv_below_4_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_4_next;
-    TASSIGN(Tinv_below_4_next, 0x10000);
-    TileLeft<half, 64, 16> identity_product_left_next;
-    TASSIGN(identity_product_left_next, 0x8000);
-    TileRight<half, 16, 16> identity_product_right_next;
-    TASSIGN(identity_product_right_next, 0x8000);
-    TileAcc<float, 64, 16> identity_product_next;
-    TASSIGN(identity_product_next, 0x11000);
-    L1Tile<half, 64, 16> Tinv_below_4_f16_next;
-    TASSIGN(Tinv_below_4_f16_next, 0x33600);
-    TileLeft<half, 64, 16> Tinv_rows_4_left_next;
-    TASSIGN(Tinv_rows_4_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_4_right_next;
-    TASSIGN(Tinv_rows_4_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_4_next;
-    TASSIGN(Tinv_rows_4_next, 0x11000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16_next;
-    TASSIGN(Tinv_rows_4_f16_next, 0x33e00);
-    TileLeft<half, 64, 16> Tinv_below_8_left_next;
-    TASSIGN(Tinv_below_8_left_next, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_8_right_next;
-    TASSIGN(Tinv_below_8_right_next, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_8_next;
-    TASSIGN(Tinv_below_8_next, 0x12000);
-    L1Tile<half, 64, 16> Tinv_below_8_f16_next;
-    TASSIGN(Tinv_below_8_f16_next, 0x34600);
-    TileLeft<half, 64, 16> Tinv_rows_8_left_next;
-    TASSIGN(Tinv_rows_8_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_8_right_next;
-    TASSIGN(Tinv_rows_8_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_8_next;
-    TASSIGN(Tinv_rows_8_next, 0x11000);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16_next;
-    TASSIGN(Tinv_rows_8_f16_next, 0x34e00);
-    TileLeft<half, 64, 16> Tinv_below_16_left_next;
-    TASSIGN(Tinv_below_16_left_next, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_16_right_next;
-    TASSIGN(Tinv_below_16_right_next, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_16_next;
-    TASSIGN(Tinv_below_16_next, 0x13000);
-    L1Tile<half, 64, 16> Tinv_below_16_f16_next;
-    TASSIGN(Tinv_below_16_f16_next, 0x35600);
-    TileLeft<half, 64, 16> Tinv_rows_16_left_next;
-    TASSIGN(Tinv_rows_16_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_16_right_next;
-    TASSIGN(Tinv_rows_16_right_next, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_16_next;
-    TASSIGN(Tinv_blocks_16_next, 0x23600);
-    TileAcc<float, 32, 16> Tinv_below_32_next;
-    TASSIGN(Tinv_below_32_next, 0x14000);
-    L1Tile<half, 32, 16> Tinv_below_32_f16_next;
-    TASSIGN(Tinv_below_32_f16_next, 0x35e00);
-    TileRight<half, 32, 16> Tinv_corner_32_right_next;
-    TASSIGN(Tinv_corner_32_right_next, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_32_next;
-    TASSIGN(Tinv_blocks_32_next, 0x23600);
-    TileLeft<half, 32, 32> Tinv_below_64_left_next;
-    TASSIGN(Tinv_below_64_left_next, 0x8000);
-    TileRight<half, 32, 32> Tinv_below_64_right_next;
-    TASSIGN(Tinv_below_64_right_next, 0x8000);
-    TileAcc<float, 32, 32> Tinv_below_64_next;
-    TASSIGN(Tinv_below_64_next, 0x15000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16_next;
-    TASSIGN(Tinv_below_64_f16_next, 0x36200);
-    L1Tile<half, 64, 128> operand_of_U_f16_in;
-    TASSIGN(operand_of_U_f16_in, 0x36a00);
-    TileLeft<half, 32, 32> Tinv_corner_64_left_next;
-    TASSIGN(Tinv_corner_64_left_next, 0x0);
-    TileRight<half, 32, 32> Tinv_corner_64_right_next;
-    TASSIGN(Tinv_corner_64_right_next, 0x0);
-    TileAcc<float, 32, 32> Tinv_corner_64_next;
-    TASSIGN(Tinv_corner_64_next, 0x16000);
-    L1Tile<half, 64, 64> Tinv_blocks_64_next;
-    TASSIGN(Tinv_blocks_64_next, 0x23600);
-    TileLeft<half, 64, 64> Tinv_left_next;
-    TASSIGN(Tinv_left_next, 0x8000);
-    TileRight<half, 64, 64> Tinv_right_next;
-    TASSIGN(Tinv_right_next, 0x8000);
-    TileAcc<float, 64, 64> Tinv_next;
-    TASSIGN(Tinv_next, 0x17000);
+    auto Tinv_below_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_4_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_4_next = tile_at<TileAcc<float, 64, 16>>(0x10000);
+    auto identity_product_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_product_right_next = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_product_next = tile_at<TileAcc<float, 64, 16>>(0x11000);
+    auto Tinv_below_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x33600);
+    auto Tinv_rows_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_next = tile_at<TileAcc<float, 64, 16>>(0x11000);
+    auto Tinv_rows_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x33e00);
+    auto Tinv_below_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_next = tile_at<TileAcc<float, 64, 16>>(0x12000);
+    auto Tinv_below_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x34600);
+    auto Tinv_rows_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_next = tile_at<TileAcc<float, 64, 16>>(0x11000);
+    auto Tinv_rows_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x34e00);
+    auto Tinv_below_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_next = tile_at<TileAcc<float, 64, 16>>(0x13000);
+    auto Tinv_below_16_f16_next = tile_at<L1Tile<half, 64, 16>>(0x35600);
+    auto Tinv_rows_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_16_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_blocks_16_next = tile_at<L1Tile<half, 64, 64>>(0x23600);
+    auto Tinv_below_32_next = tile_at<TileAcc<float, 32, 16>>(0x14000);
+    auto Tinv_below_32_f16_next = tile_at<L1Tile<half, 32, 16>>(0x35e00);
+    auto Tinv_corner_32_right_next = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto Tinv_blocks_32_next = tile_at<L1Tile<half, 64, 64>>(0x23600);
+    auto Tinv_below_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_right_next = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_next = tile_at<TileAcc<float, 32, 32>>(0x15000);
+    auto Tinv_below_64_f16_next = tile_at<L1Tile<half, 32, 32>>(0x36200);
+    auto operand_of_U_f16_in = tile_at<L1Tile<half, 64, 128>>(0x36a00);
+    auto Tinv_corner_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_right_next = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_next = tile_at<TileAcc<float, 32, 32>>(0x16000);
+    auto Tinv_blocks_64_next = tile_at<L1Tile<half, 64, 64>>(0x23600);
+    auto Tinv_left_next = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto Tinv_right_next = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv_next = tile_at<TileAcc<float, 64, 64>>(0x17000);
     L1Tile<half, 64, 64> Tinv_f16_next;
-    TileLeft<half, 64, 64> U_left;
-    TASSIGN(U_left, 0x0);
-    TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0x0);
-    TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0x0);
-    L1Tile<half, 64, 128> U_f16;
-    TASSIGN(U_f16, 0x3aa00);
-    TileLeft<half, 64, 64> o_sum_part_left;
-    TASSIGN(o_sum_part_left, 0x8000);
-    TileRight<half, 64, 128> o_sum_part_right;
-    TASSIGN(o_sum_part_right, 0x8000);
-    TileAcc<float, 64, 128> o_sum_part;
-    TASSIGN(o_sum_part, 0x8000);
-    L1Tile<half, 64, 128> U_decay_to_end_f16_in;
-    TASSIGN(U_decay_to_end_f16_in, 0x3ea00);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x0);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x0);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x10000);
+    auto U_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto U_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto U = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto U_f16 = tile_at<L1Tile<half, 64, 128>>(0x3aa00);
+    auto o_sum_part_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto o_sum_part_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto o_sum_part = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto U_decay_to_end_f16_in = tile_at<L1Tile<half, 64, 128>>(0x3ea00);
+    auto S_next_part_left = tile_at<TileLeft<half, 128, 64>>(0x0);
+    auto S_next_part_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto S_next_part = tile_at<TileAcc<float, 128, 128>>(0x10000);
     // Tinv = unit_lower_inverse(A)
-    {
-        auto from = view(identity_float16_16_gm, 16, 16, 16);
-        TLOAD(identity, from);
-    }
+    TLOAD(identity, view(identity_float16_16_gm, 16, 16, 16));
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
-        L1Part<half, 64, 128> k_raw_first(rows_next, 128);
-        TASSIGN(k_raw_first, 0x200);
-        auto k_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(k_raw_first, k_raw_first_from);
+        auto k_raw_first = tile_at<L1Part<half, 64, 128>>(0x200, rows_next, 128);
+        if (rows_next > 0) TLOAD(k_raw_first, view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(k_raw_first, k_raw_first);
         }
@@ -600,29 +522,17 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         if (rows_next > 0) TMATMUL(k_kT_first, k_kT_left_first, k_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
-        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
-        TASSIGN(q_raw_first, 0x8200);
-        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
+        auto q_raw_first = tile_at<L1Part<half, 64, 128>>(0x8200, rows_next, 128);
+        if (rows_next > 0) TLOAD(q_raw_first, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) TEXPANDS(Tinv_zeros_first, 0.0f);
-        if (rows_next > 0) {
-            {
-                auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                TLOAD(minus_identity_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(minus_identity_first, view(minus_identity_float16_gm, 64, 64, 64));
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_kT_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_kT_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_first -> q_kT_left_first
         if (rows_next > 0) TEXTRACT(q_kT_left_first, q_first, 0, 0);
@@ -637,36 +547,16 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_kT_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_first
         wait_flag_dev(1);  // A_f16_channel -> A_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(A_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(A_f16_in_first, view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         // Tinv = unit_lower_inverse(A)
         wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(diagonal_stack_A_4_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(diagonal_stack_A_4_f16_in_first, view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_first -> Tinv_below_4_left_first
         wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_rows_2_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(Tinv_rows_2_f16_in_first, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_first -> Tinv_below_4_left_first
         if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, diagonal_stack_A_4_f16_in_first, 0, 0);
@@ -674,26 +564,11 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_rows_2_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_first -> Tinv_below_4_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_4_first_out;
-                TASSIGN(Tinv_below_4_first_out, 0x8000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_4_first_left;
-                TASSIGN(Tinv_below_4_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_4_first_right;
-                TASSIGN(Tinv_below_4_first_right, 0x0 + i * 32);
-                TMATMUL(Tinv_below_4_first_out, Tinv_below_4_first_left, Tinv_below_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0x8000, 0x0, 0x0);  // Tinv_below_4_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
         wait_flag_dev(1);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(diagonal_stack_A_8_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(diagonal_stack_A_8_f16_in_first, view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_A_8_f16_in_first -> Tinv_below_8_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         if (rows_next > 0) TMOV(Tinv_below_4_f16_first, Tinv_below_4_first);
@@ -705,12 +580,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL(identity_product_first, identity_product_left_first, identity_product_right_first);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
         wait_flag_dev(1);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(diagonal_stack_16_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(diagonal_stack_16_f16_in_first, view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // diagonal_stack_16_f16_in_first -> Tinv_below_16_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_first, Tinv_rows_2_f16_in_first, 0, 0);
@@ -718,17 +588,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_first, Tinv_below_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_4_first_out;
-                TASSIGN(Tinv_rows_4_first_out, 0x9000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_4_first_left;
-                TASSIGN(Tinv_rows_4_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_4_first_right;
-                TASSIGN(Tinv_rows_4_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_4_first_out, Tinv_rows_4_first_out, Tinv_rows_4_first_left, Tinv_rows_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x9000, 0x0, 0x0);  // Tinv_rows_4_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_4_f16_first, Tinv_rows_4_first);
@@ -740,25 +600,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_first -> Tinv_below_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_8_first_out;
-                TASSIGN(Tinv_below_8_first_out, 0xa000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_8_first_left;
-                TASSIGN(Tinv_below_8_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_8_first_right;
-                TASSIGN(Tinv_below_8_first_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_8_first_out, Tinv_below_8_first_left, Tinv_below_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0xa000, 0x8000, 0x8000);  // Tinv_below_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_kT_D_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_kT_D_f16_in_first, view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         if (rows_next > 0) TMOV(Tinv_below_8_f16_first, Tinv_below_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_8_f16_first -> Tinv_rows_8_right_first
@@ -767,17 +612,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_first, Tinv_below_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_8_first_out;
-                TASSIGN(Tinv_rows_8_first_out, 0x9000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_8_first_left;
-                TASSIGN(Tinv_rows_8_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_8_first_right;
-                TASSIGN(Tinv_rows_8_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_8_first_out, Tinv_rows_8_first_out, Tinv_rows_8_first_left, Tinv_rows_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x9000, 0x0, 0x0);  // Tinv_rows_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_8_f16_first, Tinv_rows_8_first);
@@ -788,17 +623,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_below_16_right_first, Tinv_rows_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_first -> Tinv_below_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_16_first_out;
-                TASSIGN(Tinv_below_16_first_out, 0xb000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_16_first_left;
-                TASSIGN(Tinv_below_16_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_16_first_right;
-                TASSIGN(Tinv_below_16_first_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_16_first_out, Tinv_below_16_first_left, Tinv_below_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0xb000, 0x8000, 0x8000);  // Tinv_below_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         if (rows_next > 0) TMOV(Tinv_below_16_f16_first, Tinv_below_16_first);
@@ -808,94 +633,30 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_first, Tinv_below_16_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_16_first_out;
-                TASSIGN(Tinv_rows_16_first_out, 0x9000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_16_first_left;
-                TASSIGN(Tinv_rows_16_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_16_first_right;
-                TASSIGN(Tinv_rows_16_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_16_first_out, Tinv_rows_16_first_out, Tinv_rows_16_first_left, Tinv_rows_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x9000, 0x0, 0x0);  // Tinv_rows_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_16_first -> Tinv_blocks_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 4; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_from;
-                TASSIGN(Tinv_blocks_16_first_from, 0x9000 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_to;
-                TASSIGN(Tinv_blocks_16_first_to, 0x10200 + i * 2560);
-                TMOV(Tinv_blocks_16_first_to, Tinv_blocks_16_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 64, 4>(Tinv_blocks_16_first, 0x10200, 2560, 0x9000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_below_32_left_first_block;
-                TASSIGN(Tinv_below_32_left_first_block, 0x8000 + i * 512);
-                TEXTRACT(Tinv_below_32_left_first_block, A_f16_in_first, 16 + i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, A_f16_in_first, 16, 0, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileRight<half, 16, 16> Tinv_below_32_right_first_block;
-                TASSIGN(Tinv_below_32_right_first_block, 0x8000 + i * 512);
-                TEXTRACT(Tinv_below_32_right_first_block, Tinv_blocks_16_first, i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, Tinv_blocks_16_first, 0, 0, 32, 32);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_first -> Tinv_below_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_32_first_out;
-                TASSIGN(Tinv_below_32_first_out, 0xc000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_32_first_left;
-                TASSIGN(Tinv_below_32_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_32_first_right;
-                TASSIGN(Tinv_below_32_first_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_32_first_out, Tinv_below_32_first_left, Tinv_below_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0xc000, 0x8000, 0x8000);  // Tinv_below_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_first_block;
-                TASSIGN(Tinv_corner_32_left_first_block, 0x0 + i * 512);
-                TEXTRACT(Tinv_corner_32_left_first_block, Tinv_blocks_16_first, 16 + i * 32, 16 + i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, Tinv_blocks_16_first, 16, 16, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
         if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_first, Tinv_below_32_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_corner_32_first_out;
-                TASSIGN(Tinv_corner_32_first_out, 0xc800 + i * 64);
-                TileLeft<half, 16, 16> Tinv_corner_32_first_left;
-                TASSIGN(Tinv_corner_32_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_corner_32_first_right;
-                TASSIGN(Tinv_corner_32_first_right, 0x0 + i * 32);
-                TMATMUL(Tinv_corner_32_first_out, Tinv_corner_32_first_left, Tinv_corner_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0xc800, 0x0, 0x0);  // Tinv_corner_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_32_first -> Tinv_blocks_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_32_first_from;
-                TASSIGN(Tinv_blocks_32_first_from, 0xc800 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_32_first_to;
-                TASSIGN(Tinv_blocks_32_first_to, 0x10400 + i * 5120);
-                TMOV(Tinv_blocks_32_first_to, Tinv_blocks_32_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 32, 2>(Tinv_blocks_32_first, 0x10400, 5120, 0xc800);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, A_f16_in_first, 32, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
@@ -915,15 +676,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TMATMUL(Tinv_corner_64_first, Tinv_corner_64_left_first, Tinv_corner_64_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_64_first -> Tinv_blocks_64_first
-        if (rows_next > 0) {
-            for (int64_t j = 0; j < 2; ++j) {
-                TileAcc<float, 32, 16> Tinv_blocks_64_first_from;
-                TASSIGN(Tinv_blocks_64_first_from, 0xe000 + j * 2048);
-                L1Tile<half, 32, 16> Tinv_blocks_64_first_to;
-                TASSIGN(Tinv_blocks_64_first_to, 0x10600 + j * 2048);
-                TMOV(Tinv_blocks_64_first_to, Tinv_blocks_64_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<32, 32, 1>(Tinv_blocks_64_first, 0x10600, 0, 0xe000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
         if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_blocks_64_first, 0, 0);
@@ -949,10 +702,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TASSIGN(q_kT_D_f16_in_next, 0x19200 + (c + 1) % 2 * 8192);
             TASSIGN(Tinv_f16_next, 0x1f600 + (c + 1) % 2 * 8192);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw_next
-            L1Part<half, 64, 128> k_raw_next(rows_next, 128);
-            TASSIGN(k_raw_next, 0x200 + (c + 1) % 2 * 16384);
-            auto k_raw_next_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(k_raw_next, k_raw_next_from);
+            auto k_raw_next = tile_at<L1Part<half, 64, 128>>(0x200 + (c + 1) % 2 * 16384, rows_next, 128);
+            if (rows_next > 0) TLOAD(k_raw_next, view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
             }
@@ -972,10 +723,8 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TMATMUL(k_kT_next, k_kT_left_next, k_kT_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
-            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
-            TASSIGN(q_raw_next, 0x8200 + (c + 1) % 2 * 16384);
-            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
+            auto q_raw_next = tile_at<L1Part<half, 64, 128>>(0x8200 + (c + 1) % 2 * 16384, rows_next, 128);
+            if (rows_next > 0) TLOAD(q_raw_next, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
@@ -983,18 +732,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TEXPANDS(Tinv_zeros_next, 0.0f);
             wait_flag_dev(1);  // S_f16_channel -> S_f16_in
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
+            TLOAD(S_f16_in, view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // S_f16_in -> k_S_right
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_kT_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k_kT_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_kT_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_next -> q_kT_left_next
             if (rows_next > 0) TEXTRACT(q_kT_left_next, q_next, 0, 0);
@@ -1010,12 +751,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_kT_left_next -> q_S_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_kT_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_kT_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // k_kT_left_next -> k_S_left
             TEXTRACT(k_S_left, k, 0, 0);
@@ -1028,17 +764,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_S_left -> Tinv_below_4_left_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                {
-                    auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                    TLOAD(minus_identity_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(minus_identity_next, view(minus_identity_float16_gm, 64, 64, 64));
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_S -> store
-            {
-                auto to = view(k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, k_S);
-            }
+            TSTORE(view(k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), k_S);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_S_channel -> k_S_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_kT_left_next -> q_S_left
             TEXTRACT(q_S_left, q, 0, 0);
@@ -1050,52 +778,22 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_S_left -> identity_product_left_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
             wait_flag_dev(1);  // A_f16_channel -> A_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(A_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(A_f16_in_next, view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             // Tinv = unit_lower_inverse(A)
             wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(diagonal_stack_A_4_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(diagonal_stack_A_4_f16_in_next, view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // diagonal_stack_A_4_f16_in_next -> Tinv_below_4_left_next
             wait_flag_dev(1);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(Tinv_rows_2_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(Tinv_rows_2_f16_in_next, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
             wait_flag_dev(1);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(diagonal_stack_A_8_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(diagonal_stack_A_8_f16_in_next, view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // diagonal_stack_A_8_f16_in_next -> Tinv_below_8_left_next
             wait_flag_dev(1);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(diagonal_stack_16_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(diagonal_stack_16_f16_in_next, view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_16_f16_in_next -> Tinv_below_16_left_next
             wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(q_kT_D_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_kT_D_f16_in_next, view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // diagonal_stack_A_4_f16_in_next -> Tinv_below_4_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_S_left -> Tinv_below_4_left_next
             if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, diagonal_stack_A_4_f16_in_next, 0, 0);
@@ -1103,17 +801,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_next -> Tinv_below_4_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_4_next_out;
-                    TASSIGN(Tinv_below_4_next_out, 0x10000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_4_next_left;
-                    TASSIGN(Tinv_below_4_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_4_next_right;
-                    TASSIGN(Tinv_below_4_next_right, 0x0 + i * 32);
-                    TMATMUL(Tinv_below_4_next_out, Tinv_below_4_next_left, Tinv_below_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x10000, 0x0, 0x0);  // Tinv_below_4_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_next -> Tinv_below_4_f16_next
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_4_left_next -> Tinv_rows_4_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_S_left -> identity_product_left_next
@@ -1124,10 +812,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TMATMUL(identity_product_next, identity_product_left_next, identity_product_right_next);
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // identity_product_left_next -> Tinv_below_8_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_S -> store
-            {
-                auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, q_S);
-            }
+            TSTORE(view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), q_S);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_next -> Tinv_below_4_f16_next
             if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
@@ -1138,17 +823,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_next, Tinv_below_4_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_rows_4_next_out;
-                    TASSIGN(Tinv_rows_4_next_out, 0x11000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_rows_4_next_left;
-                    TASSIGN(Tinv_rows_4_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_rows_4_next_right;
-                    TASSIGN(Tinv_rows_4_next_right, 0x0 + i * 32);
-                    TMATMUL_ACC(Tinv_rows_4_next_out, Tinv_rows_4_next_out, Tinv_rows_4_next_left, Tinv_rows_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x11000, 0x0, 0x0);  // Tinv_rows_4_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
@@ -1160,17 +835,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right_next -> Tinv_below_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_8_next_out;
-                    TASSIGN(Tinv_below_8_next_out, 0x12000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_8_next_left;
-                    TASSIGN(Tinv_below_8_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_8_next_right;
-                    TASSIGN(Tinv_below_8_next_right, 0x8000 + i * 32);
-                    TMATMUL(Tinv_below_8_next_out, Tinv_below_8_next_left, Tinv_below_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x12000, 0x8000, 0x8000);  // Tinv_below_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8_next -> Tinv_below_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8_next -> Tinv_below_8_f16_next
             if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
@@ -1180,17 +845,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_rows_8_next_out;
-                    TASSIGN(Tinv_rows_8_next_out, 0x11000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_rows_8_next_left;
-                    TASSIGN(Tinv_rows_8_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_rows_8_next_right;
-                    TASSIGN(Tinv_rows_8_next_right, 0x0 + i * 32);
-                    TMATMUL_ACC(Tinv_rows_8_next_out, Tinv_rows_8_next_out, Tinv_rows_8_next_left, Tinv_rows_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x11000, 0x0, 0x0);  // Tinv_rows_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
@@ -1201,17 +856,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right_next -> Tinv_below_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_16_next_out;
-                    TASSIGN(Tinv_below_16_next_out, 0x13000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_16_next_left;
-                    TASSIGN(Tinv_below_16_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_16_next_right;
-                    TASSIGN(Tinv_below_16_next_right, 0x8000 + i * 32);
-                    TMATMUL(Tinv_below_16_next_out, Tinv_below_16_next_left, Tinv_below_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x13000, 0x8000, 0x8000);  // Tinv_below_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_16_next -> Tinv_below_16_f16_next
             if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
@@ -1221,94 +866,30 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_rows_16_next_out;
-                    TASSIGN(Tinv_rows_16_next_out, 0x11000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_rows_16_next_left;
-                    TASSIGN(Tinv_rows_16_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_rows_16_next_right;
-                    TASSIGN(Tinv_rows_16_next_right, 0x0 + i * 32);
-                    TMATMUL_ACC(Tinv_rows_16_next_out, Tinv_rows_16_next_out, Tinv_rows_16_next_left, Tinv_rows_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x11000, 0x0, 0x0);  // Tinv_rows_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_16_next -> Tinv_blocks_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 4; ++i) {
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_from;
-                    TASSIGN(Tinv_blocks_16_next_from, 0x11000 + i * 1024);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_to;
-                    TASSIGN(Tinv_blocks_16_next_to, 0x23600 + i * 2560);
-                    TMOV(Tinv_blocks_16_next_to, Tinv_blocks_16_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 64, 4>(Tinv_blocks_16_next, 0x23600, 2560, 0x11000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> Tinv_below_32_left_next_block;
-                    TASSIGN(Tinv_below_32_left_next_block, 0x8000 + i * 512);
-                    TEXTRACT(Tinv_below_32_left_next_block, A_f16_in_next, 16 + i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, A_f16_in_next, 16, 0, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileRight<half, 16, 16> Tinv_below_32_right_next_block;
-                    TASSIGN(Tinv_below_32_right_next_block, 0x8000 + i * 512);
-                    TEXTRACT(Tinv_below_32_right_next_block, Tinv_blocks_16_next, i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, Tinv_blocks_16_next, 0, 0, 32, 32);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right_next -> Tinv_below_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_32_next_out;
-                    TASSIGN(Tinv_below_32_next_out, 0x14000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_32_next_left;
-                    TASSIGN(Tinv_below_32_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_32_next_right;
-                    TASSIGN(Tinv_below_32_next_right, 0x8000 + i * 32);
-                    TMATMUL(Tinv_below_32_next_out, Tinv_below_32_next_left, Tinv_below_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0x14000, 0x8000, 0x8000);  // Tinv_below_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_32_next -> Tinv_below_32_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_32_next -> Tinv_below_32_f16_next
             if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_block;
-                    TASSIGN(Tinv_corner_32_left_next_block, 0x0 + i * 512);
-                    TEXTRACT(Tinv_corner_32_left_next_block, Tinv_blocks_16_next, 16 + i * 32, 16 + i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, Tinv_blocks_16_next, 16, 16, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
             if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_next, Tinv_below_32_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_corner_32_next_out;
-                    TASSIGN(Tinv_corner_32_next_out, 0x14800 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_corner_32_next_left;
-                    TASSIGN(Tinv_corner_32_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_corner_32_next_right;
-                    TASSIGN(Tinv_corner_32_next_right, 0x0 + i * 32);
-                    TMATMUL(Tinv_corner_32_next_out, Tinv_corner_32_next_left, Tinv_corner_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0x14800, 0x0, 0x0);  // Tinv_corner_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_32_next -> Tinv_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_corner_32_next -> Tinv_blocks_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileAcc<float, 16, 16> Tinv_blocks_32_next_from;
-                    TASSIGN(Tinv_blocks_32_next_from, 0x14800 + i * 1024);
-                    L1Tile<half, 16, 16> Tinv_blocks_32_next_to;
-                    TASSIGN(Tinv_blocks_32_next_to, 0x23800 + i * 5120);
-                    TMOV(Tinv_blocks_32_next_to, Tinv_blocks_32_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 32, 2>(Tinv_blocks_32_next, 0x23800, 5120, 0x14800);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
             if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, A_f16_in_next, 32, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
@@ -1321,10 +902,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TMOV(Tinv_below_64_f16_next, Tinv_below_64_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_corner_64_right_next
             wait_flag_dev(1);  // operand_of_U_f16_channel -> operand_of_U_f16_in
-            {
-                auto from = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(operand_of_U_f16_in, from);
-            }
+            TLOAD(operand_of_U_f16_in, view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // operand_of_U_f16_in -> U_right
             if (rows_next > 0) TEXTRACT(Tinv_corner_64_left_next, Tinv_blocks_32_next, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_f16_next -> Tinv_corner_64_right_next
@@ -1334,15 +912,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TMATMUL(Tinv_corner_64_next, Tinv_corner_64_left_next, Tinv_corner_64_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_next -> Tinv_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_next -> Tinv_blocks_64_next
-            if (rows_next > 0) {
-                for (int64_t j = 0; j < 2; ++j) {
-                    TileAcc<float, 32, 16> Tinv_blocks_64_next_from;
-                    TASSIGN(Tinv_blocks_64_next_from, 0x16000 + j * 2048);
-                    L1Tile<half, 32, 16> Tinv_blocks_64_next_to;
-                    TASSIGN(Tinv_blocks_64_next_to, 0x23a00 + j * 2048);
-                    TMOV(Tinv_blocks_64_next_to, Tinv_blocks_64_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<32, 32, 1>(Tinv_blocks_64_next, 0x23a00, 0, 0x16000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_blocks_64_next -> Tinv_left_next
             if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_blocks_64_next, 0, 0);
@@ -1363,10 +933,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TMATMUL(U, U_left, U_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // U -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // U -> store
-            {
-                auto to = view(U_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, U);
-            }
+            TSTORE(view(U_channel_gm + get_block_idx() * 8192, 64, 128, 128), U);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // U_channel -> U_in
             TMOV(U_f16, U);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // U_f16 -> o_sum_part_right
@@ -1380,16 +947,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TMATMUL(o_sum_part, o_sum_part_left, o_sum_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part -> store
-            {
-                auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_sum_part);
-            }
+            TSTORE(view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
             wait_flag_dev(1);  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
-            {
-                auto from = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(U_decay_to_end_f16_in, from);
-            }
+            TLOAD(U_decay_to_end_f16_in, view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // U_decay_to_end_f16_in -> S_next_part_right
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k);
@@ -1404,10 +965,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // S_next_part -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // S_next_part_left -> k_kT_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // S_next_part -> store
-            {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
-            }
+            TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // S_next_part_channel -> S_next_part_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // S_next_part -> k_kT_next
         }
@@ -1452,271 +1010,140 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 73728);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 16> pairs_1_mask_of_16;
-    TASSIGN(pairs_1_mask_of_16, 0x1c000);
-    UbTile<float, 32, 16> eye_mask_of_16;
-    TASSIGN(eye_mask_of_16, 0x1c800);
-    UbTile<float, 32, 16> pairs_2_mask_of_16;
-    TASSIGN(pairs_2_mask_of_16, 0x1d000);
-    UbTile<float, 32, 16> pairs_4_mask_of_16;
-    TASSIGN(pairs_4_mask_of_16, 0x1d800);
-    UbTile<float, 64, 64> lower_64_mask_first;
-    TASSIGN(lower_64_mask_first, 0x0);
-    UbWide<float, 64> g_wide_first;
-    TASSIGN(g_wide_first, 0x4000);
-    UbTile<float, 1, 64> g_first;
-    TASSIGN(g_first, 0x6000);
-    UbTile<float, 32, 64> lower_fill_first;
-    TASSIGN(lower_fill_first, 0x4000);
-    UbTile<float, 1, 64> exp_g_first;
-    TASSIGN(exp_g_first, 0x6100);
-    UbTile<float, 1, 64> exp_g_times_0_first;
-    TASSIGN(exp_g_times_0_first, 0x6100);
-    UbTile<float, 1, 64> g_max_minus_105_first;
-    TASSIGN(g_max_minus_105_first, 0x6000);
-    UbTile<float, 1, 64> exp_g_times_0_sum_first;
-    TASSIGN(exp_g_times_0_sum_first, 0x6000);
-    UbTile<float, 1, 64> exp_g_segment_first;
-    TASSIGN(exp_g_segment_first, 0x6000);
-    UbTile<float, 64, 64> exp_g_expand_first;
-    TASSIGN(exp_g_expand_first, 0xa000);
-    UbTile<float, 64, 64> exp_g_scaled_first;
-    TASSIGN(exp_g_scaled_first, 0xa000);
-    UbWide<float, 64> beta_wide_first;
-    TASSIGN(beta_wide_first, 0xe000);
-    UbTile<float, 32, 64> strictly_lower_mask_first;
-    TASSIGN(strictly_lower_mask_first, 0x8000);
-    UbTile<float, 1, 64> exp_g_row_sum_first;
-    TASSIGN(exp_g_row_sum_first, 0x0);
-    UbTile<float, 1, 64> G_first;
-    TASSIGN(G_first, 0x20000);
-    UbCol<float, 32> G_col_first;
-    TASSIGN(G_col_first, 0x20000 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1_first;
-    TASSIGN(G_times_minus_1_first, 0x20200);
-    UbTile<float, 32, 64> G_times_expand_first;
-    TASSIGN(G_times_expand_first, 0xc000);
-    UbTile<float, 32, 64> G_minus_G_first;
-    TASSIGN(G_minus_G_first, 0xc000);
-    UbTile<float, 32, 16> pairs_8_mask_of_16_first;
-    TASSIGN(pairs_8_mask_of_16_first, 0x10000);
-    UbTile<float, 32, 64> lower_G_minus_G_first;
-    TASSIGN(lower_G_minus_G_first, 0xc000);
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x0);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x0);
-    UbTile<float, 1, 64> beta_first;
-    TASSIGN(beta_first, 0x20400);
-    UbCol<float, 32> beta_col_first;
-    TASSIGN(beta_col_first, 0x20400 + sub * 128);
-    UbTile<float, 32, 64> D_first;
-    TASSIGN(D_first, 0xc000);
-    UbTile<float, 1, 64> last_G_minus_G_first;
-    TASSIGN(last_G_minus_G_first, 0x20200);
-    UbTile<float, 1, 64> exp_G_first;
-    TASSIGN(exp_G_first, 0x20000);
-    UbTile<float, 1, 64> decay_to_end_first;
-    TASSIGN(decay_to_end_first, 0x20200);
-    UbTile<float, 32, 64> k_kT_in_first;
-    TASSIGN(k_kT_in_first, 0x10800);
-    UbTile<float, 32, 64> beta_k_kT_first;
-    TASSIGN(beta_k_kT_first, 0x10800);
-    UbTile<float, 32, 64> q_kT_in_first;
-    TASSIGN(q_kT_in_first, 0xe000);
-    UbTile<float, 32, 64> beta_k_kT_D_first;
-    TASSIGN(beta_k_kT_D_first, 0x10800);
-    UbTile<float, 32, 64> A_first;
-    TASSIGN(A_first, 0x10800);
-    UbTile<half, 32, 128> v_first;
-    TASSIGN(v_first, 0x8000);
-    UbTile<half, 32, 64> A_f16_first;
-    TASSIGN(A_f16_first, 0x12800);
-    UbTile<float, 32, 16> diagonal_stack_A_first;
-    TASSIGN(diagonal_stack_A_first, 0x10800);
-    UbTile<float, 32, 16> diagonal_stack_A_2_first;
-    TASSIGN(diagonal_stack_A_2_first, 0x11000);
-    UbTile<float, 32, 16> Tinv_rows_2_first;
-    TASSIGN(Tinv_rows_2_first, 0x11000);
-    UbTile<float, 32, 16> diagonal_stack_A_4_first;
-    TASSIGN(diagonal_stack_A_4_first, 0x11c00);
-    UbTile<half, 32, 16> diagonal_stack_A_4_f16_first;
-    TASSIGN(diagonal_stack_A_4_f16_first, 0x11800);
-    UbTile<half, 32, 16> Tinv_rows_2_f16_first;
-    TASSIGN(Tinv_rows_2_f16_first, 0x11c00);
-    UbTile<float, 32, 16> diagonal_stack_A_8_first;
-    TASSIGN(diagonal_stack_A_8_first, 0x11000);
-    UbTile<half, 32, 16> diagonal_stack_A_8_f16_first;
-    TASSIGN(diagonal_stack_A_8_f16_first, 0x11800);
-    UbTile<float, 32, 16> diagonal_stack_16_first;
-    TASSIGN(diagonal_stack_16_first, 0x10800);
-    UbTile<half, 32, 16> diagonal_stack_16_f16_first;
-    TASSIGN(diagonal_stack_16_f16_first, 0x10000);
-    UbTile<float, 32, 64> q_kT_D_first;
-    TASSIGN(q_kT_D_first, 0xe000);
-    UbTile<half, 32, 64> q_kT_D_f16_first;
-    TASSIGN(q_kT_D_f16_first, 0xc000);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x0);
+    auto pairs_1_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x1c000);
+    auto eye_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x1c800);
+    auto pairs_2_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x1d000);
+    auto pairs_4_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x1d800);
+    auto lower_64_mask_first = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto g_wide_first = tile_at<UbWide<float, 64>>(0x4000);
+    auto g_first = tile_at<UbTile<float, 1, 64>>(0x6000);
+    auto lower_fill_first = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto exp_g_first = tile_at<UbTile<float, 1, 64>>(0x6100);
+    auto exp_g_times_0_first = tile_at<UbTile<float, 1, 64>>(0x6100);
+    auto g_max_minus_105_first = tile_at<UbTile<float, 1, 64>>(0x6000);
+    auto exp_g_times_0_sum_first = tile_at<UbTile<float, 1, 64>>(0x6000);
+    auto exp_g_segment_first = tile_at<UbTile<float, 1, 64>>(0x6000);
+    auto exp_g_expand_first = tile_at<UbTile<float, 64, 64>>(0xa000);
+    auto exp_g_scaled_first = tile_at<UbTile<float, 64, 64>>(0xa000);
+    auto beta_wide_first = tile_at<UbWide<float, 64>>(0xe000);
+    auto strictly_lower_mask_first = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto exp_g_row_sum_first = tile_at<UbTile<float, 1, 64>>(0x0);
+    auto G_first = tile_at<UbTile<float, 1, 64>>(0x20000);
+    auto G_col_first = tile_at<UbCol<float, 32>>(0x20000 + sub * 128);
+    auto G_times_minus_1_first = tile_at<UbTile<float, 1, 64>>(0x20200);
+    auto G_times_expand_first = tile_at<UbTile<float, 32, 64>>(0xc000);
+    auto G_minus_G_first = tile_at<UbTile<float, 32, 64>>(0xc000);
+    auto pairs_8_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x10000);
+    auto lower_G_minus_G_first = tile_at<UbTile<float, 32, 64>>(0xc000);
+    auto S_0_raw = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S_0 = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto beta_first = tile_at<UbTile<float, 1, 64>>(0x20400);
+    auto beta_col_first = tile_at<UbCol<float, 32>>(0x20400 + sub * 128);
+    auto D_first = tile_at<UbTile<float, 32, 64>>(0xc000);
+    auto last_G_minus_G_first = tile_at<UbTile<float, 1, 64>>(0x20200);
+    auto exp_G_first = tile_at<UbTile<float, 1, 64>>(0x20000);
+    auto decay_to_end_first = tile_at<UbTile<float, 1, 64>>(0x20200);
+    auto k_kT_in_first = tile_at<UbTile<float, 32, 64>>(0x10800);
+    auto beta_k_kT_first = tile_at<UbTile<float, 32, 64>>(0x10800);
+    auto q_kT_in_first = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto beta_k_kT_D_first = tile_at<UbTile<float, 32, 64>>(0x10800);
+    auto A_first = tile_at<UbTile<float, 32, 64>>(0x10800);
+    auto v_first = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto A_f16_first = tile_at<UbTile<half, 32, 64>>(0x12800);
+    auto diagonal_stack_A_first = tile_at<UbTile<float, 32, 16>>(0x10800);
+    auto diagonal_stack_A_2_first = tile_at<UbTile<float, 32, 16>>(0x11000);
+    auto Tinv_rows_2_first = tile_at<UbTile<float, 32, 16>>(0x11000);
+    auto diagonal_stack_A_4_first = tile_at<UbTile<float, 32, 16>>(0x11c00);
+    auto diagonal_stack_A_4_f16_first = tile_at<UbTile<half, 32, 16>>(0x11800);
+    auto Tinv_rows_2_f16_first = tile_at<UbTile<half, 32, 16>>(0x11c00);
+    auto diagonal_stack_A_8_first = tile_at<UbTile<float, 32, 16>>(0x11000);
+    auto diagonal_stack_A_8_f16_first = tile_at<UbTile<half, 32, 16>>(0x11800);
+    auto diagonal_stack_16_first = tile_at<UbTile<float, 32, 16>>(0x10800);
+    auto diagonal_stack_16_f16_first = tile_at<UbTile<half, 32, 16>>(0x10000);
+    auto q_kT_D_first = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto q_kT_D_f16_first = tile_at<UbTile<half, 32, 64>>(0xc000);
+    auto S = tile_at<UbTile<float, 64, 128>>(0x0);
     UbTile<half, 32, 128> v;
     UbTile<float, 1, 64> exp_G;
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x12000);
+    auto S_f16 = tile_at<UbTile<half, 64, 128>>(0x12000);
     UbCol<float, 32> exp_G_col;
     UbCol<float, 32> beta_col;
     UbCol<float, 32> decay_to_end_col;
-    UbTile<float, 64, 64> lower_64_mask_next;
-    TASSIGN(lower_64_mask_next, 0xc000);
-    UbWide<float, 64> g_wide_next;
-    TASSIGN(g_wide_next, 0x18000);
-    UbTile<float, 32, 64> lower_fill_next;
-    TASSIGN(lower_fill_next, 0x10000);
-    UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0x14000);
-    UbWide<float, 64> beta_wide_next;
-    TASSIGN(beta_wide_next, 0x12000);
-    UbTile<float, 32, 64> strictly_lower_mask_next;
-    TASSIGN(strictly_lower_mask_next, 0x1a000);
-    UbTile<float, 1, 64> g_next;
-    TASSIGN(g_next, 0x12800);
-    UbTile<float, 1, 64> exp_g_next;
-    TASSIGN(exp_g_next, 0x12900);
-    UbTile<float, 1, 64> exp_g_times_0_next;
-    TASSIGN(exp_g_times_0_next, 0x12900);
-    UbTile<float, 1, 64> g_max_minus_105_next;
-    TASSIGN(g_max_minus_105_next, 0x12800);
-    UbTile<float, 1, 64> exp_g_times_0_sum_next;
-    TASSIGN(exp_g_times_0_sum_next, 0x12800);
-    UbTile<float, 1, 64> exp_g_segment_next;
-    TASSIGN(exp_g_segment_next, 0x12800);
-    UbTile<float, 64, 64> exp_g_expand_next;
-    TASSIGN(exp_g_expand_next, 0x20e00);
-    UbTile<float, 32, 16> pairs_8_mask_of_16_next;
-    TASSIGN(pairs_8_mask_of_16_next, 0x20600);
+    auto lower_64_mask_next = tile_at<UbTile<float, 64, 64>>(0xc000);
+    auto g_wide_next = tile_at<UbWide<float, 64>>(0x18000);
+    auto lower_fill_next = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto v_f32 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto beta_wide_next = tile_at<UbWide<float, 64>>(0x12000);
+    auto strictly_lower_mask_next = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto g_next = tile_at<UbTile<float, 1, 64>>(0x12800);
+    auto exp_g_next = tile_at<UbTile<float, 1, 64>>(0x12900);
+    auto exp_g_times_0_next = tile_at<UbTile<float, 1, 64>>(0x12900);
+    auto g_max_minus_105_next = tile_at<UbTile<float, 1, 64>>(0x12800);
+    auto exp_g_times_0_sum_next = tile_at<UbTile<float, 1, 64>>(0x12800);
+    auto exp_g_segment_next = tile_at<UbTile<float, 1, 64>>(0x12800);
+    auto exp_g_expand_next = tile_at<UbTile<float, 64, 64>>(0x20e00);
+    auto pairs_8_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x20600);
     UbTile<half, 32, 128> v_next;
-    UbTile<float, 64, 64> exp_g_scaled_next;
-    TASSIGN(exp_g_scaled_next, 0x20e00);
-    UbTile<float, 1, 64> exp_g_row_sum_next;
-    TASSIGN(exp_g_row_sum_next, 0xc000);
-    UbTile<float, 1, 64> G_next;
-    TASSIGN(G_next, 0x22e00);
-    UbCol<float, 32> G_col_next;
-    TASSIGN(G_col_next, 0x22e00 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1_next;
-    TASSIGN(G_times_minus_1_next, 0x22f00);
-    UbTile<float, 32, 64> G_times_expand_next;
-    TASSIGN(G_times_expand_next, 0x18000);
-    UbTile<float, 32, 64> G_minus_G_next;
-    TASSIGN(G_minus_G_next, 0x18000);
-    UbTile<float, 32, 64> lower_G_minus_G_next;
-    TASSIGN(lower_G_minus_G_next, 0x18000);
+    auto exp_g_scaled_next = tile_at<UbTile<float, 64, 64>>(0x20e00);
+    auto exp_g_row_sum_next = tile_at<UbTile<float, 1, 64>>(0xc000);
+    auto G_next = tile_at<UbTile<float, 1, 64>>(0x22e00);
+    auto G_col_next = tile_at<UbCol<float, 32>>(0x22e00 + sub * 128);
+    auto G_times_minus_1_next = tile_at<UbTile<float, 1, 64>>(0x22f00);
+    auto G_times_expand_next = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto G_minus_G_next = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto lower_G_minus_G_next = tile_at<UbTile<float, 32, 64>>(0x18000);
     UbTile<float, 1, 64> beta_next;
     UbCol<float, 32> beta_col_next;
-    UbTile<float, 32, 64> D_next;
-    TASSIGN(D_next, 0x18000);
-    UbTile<float, 32, 64> k_kT_in_next;
-    TASSIGN(k_kT_in_next, 0x20e00);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0xc000);
-    UbTile<float, 32, 64> q_kT_in_next;
-    TASSIGN(q_kT_in_next, 0x1e000);
-    UbTile<float, 32, 64> beta_k_kT_next;
-    TASSIGN(beta_k_kT_next, 0x20e00);
-    UbTile<float, 32, 64> beta_k_kT_D_next;
-    TASSIGN(beta_k_kT_D_next, 0x20e00);
-    UbTile<float, 32, 64> A_next;
-    TASSIGN(A_next, 0x20e00);
-    UbTile<half, 32, 64> A_f16_next;
-    TASSIGN(A_f16_next, 0x1a800);
-    UbTile<float, 32, 16> diagonal_stack_A_next;
-    TASSIGN(diagonal_stack_A_next, 0x1a000);
-    UbTile<float, 32, 16> diagonal_stack_A_2_next;
-    TASSIGN(diagonal_stack_A_2_next, 0x1a800);
-    UbTile<float, 32, 16> Tinv_rows_2_next;
-    TASSIGN(Tinv_rows_2_next, 0x1a800);
-    UbTile<float, 32, 16> diagonal_stack_A_4_next;
-    TASSIGN(diagonal_stack_A_4_next, 0x1b000);
-    UbTile<half, 32, 16> diagonal_stack_A_4_f16_next;
-    TASSIGN(diagonal_stack_A_4_f16_next, 0x1b800);
-    UbTile<half, 32, 16> Tinv_rows_2_f16_next;
-    TASSIGN(Tinv_rows_2_f16_next, 0x1b000);
-    UbTile<float, 32, 16> diagonal_stack_A_8_next;
-    TASSIGN(diagonal_stack_A_8_next, 0x1a800);
-    UbTile<half, 32, 16> diagonal_stack_A_8_f16_next;
-    TASSIGN(diagonal_stack_A_8_f16_next, 0x1b000);
-    UbTile<float, 32, 16> diagonal_stack_16_next;
-    TASSIGN(diagonal_stack_16_next, 0x1a000);
-    UbTile<half, 32, 16> diagonal_stack_16_f16_next;
-    TASSIGN(diagonal_stack_16_f16_next, 0x1a800);
-    UbTile<float, 32, 64> q_kT_D_next;
-    TASSIGN(q_kT_D_next, 0x1e000);
-    UbTile<half, 32, 64> q_kT_D_f16_next;
-    TASSIGN(q_kT_D_f16_next, 0x18000);
-    UbTile<float, 1, 64> last_G_minus_G_next;
-    TASSIGN(last_G_minus_G_next, 0x22f00);
+    auto D_next = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto k_kT_in_next = tile_at<UbTile<float, 32, 64>>(0x20e00);
+    auto chunk_decay_S = tile_at<UbTile<float, 64, 128>>(0xc000);
+    auto q_kT_in_next = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto beta_k_kT_next = tile_at<UbTile<float, 32, 64>>(0x20e00);
+    auto beta_k_kT_D_next = tile_at<UbTile<float, 32, 64>>(0x20e00);
+    auto A_next = tile_at<UbTile<float, 32, 64>>(0x20e00);
+    auto A_f16_next = tile_at<UbTile<half, 32, 64>>(0x1a800);
+    auto diagonal_stack_A_next = tile_at<UbTile<float, 32, 16>>(0x1a000);
+    auto diagonal_stack_A_2_next = tile_at<UbTile<float, 32, 16>>(0x1a800);
+    auto Tinv_rows_2_next = tile_at<UbTile<float, 32, 16>>(0x1a800);
+    auto diagonal_stack_A_4_next = tile_at<UbTile<float, 32, 16>>(0x1b000);
+    auto diagonal_stack_A_4_f16_next = tile_at<UbTile<half, 32, 16>>(0x1b800);
+    auto Tinv_rows_2_f16_next = tile_at<UbTile<half, 32, 16>>(0x1b000);
+    auto diagonal_stack_A_8_next = tile_at<UbTile<float, 32, 16>>(0x1a800);
+    auto diagonal_stack_A_8_f16_next = tile_at<UbTile<half, 32, 16>>(0x1b000);
+    auto diagonal_stack_16_next = tile_at<UbTile<float, 32, 16>>(0x1a000);
+    auto diagonal_stack_16_f16_next = tile_at<UbTile<half, 32, 16>>(0x1a800);
+    auto q_kT_D_next = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto q_kT_D_f16_next = tile_at<UbTile<half, 32, 64>>(0x18000);
+    auto last_G_minus_G_next = tile_at<UbTile<float, 1, 64>>(0x22f00);
     UbTile<float, 1, 64> exp_G_next;
     UbTile<float, 1, 64> decay_to_end_next;
-    UbTile<float, 32, 128> k_S_in;
-    TASSIGN(k_S_in, 0x20600);
-    UbTile<float, 32, 128> exp_G_k_S;
-    TASSIGN(exp_G_k_S, 0x20600);
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x18000);
-    UbTile<float, 32, 128> v_minus_exp_G_k_S;
-    TASSIGN(v_minus_exp_G_k_S, 0x14000);
-    UbTile<float, 32, 128> operand_of_U;
-    TASSIGN(operand_of_U, 0x14000);
-    UbTile<half, 32, 128> operand_of_U_f16;
-    TASSIGN(operand_of_U_f16, 0x1e000);
-    UbTile<float, 32, 128> exp_G_q_S;
-    TASSIGN(exp_G_q_S, 0x18000);
-    UbTile<float, 32, 128> U_in;
-    TASSIGN(U_in, 0x14000);
-    UbTile<float, 32, 128> U_decay_to_end;
-    TASSIGN(U_decay_to_end, 0x14000);
-    UbTile<half, 32, 128> U_decay_to_end_f16;
-    TASSIGN(U_decay_to_end_f16, 0x1e000);
-    UbTile<float, 32, 128> o_sum_part_in;
-    TASSIGN(o_sum_part_in, 0x14000);
-    UbTile<float, 32, 128> o_sum;
-    TASSIGN(o_sum, 0x18000);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x18000);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x14000);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x14000);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x0);
-    UbTile<float, 64, 8> g_first_scratch;
-    TASSIGN(g_first_scratch, 0x4800);
-    UbTile<float, 64, 64> exp_g_row_sum_first_scratch;
-    TASSIGN(exp_g_row_sum_first_scratch, 0xe800);
-    UbTile<float, 64, 8> beta_first_scratch;
-    TASSIGN(beta_first_scratch, 0xa000);
-    UbTile<float, 64, 8> g_next_scratch;
-    TASSIGN(g_next_scratch, 0x12900);
-    UbTile<float, 64, 64> exp_g_row_sum_next_scratch;
-    TASSIGN(exp_g_row_sum_next_scratch, 0x24e00);
-    UbTile<float, 64, 8> beta_next_scratch;
-    TASSIGN(beta_next_scratch, 0xc000);
+    auto k_S_in = tile_at<UbTile<float, 32, 128>>(0x20600);
+    auto exp_G_k_S = tile_at<UbTile<float, 32, 128>>(0x20600);
+    auto q_S_in = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto v_minus_exp_G_k_S = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto operand_of_U = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto operand_of_U_f16 = tile_at<UbTile<half, 32, 128>>(0x1e000);
+    auto exp_G_q_S = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto U_in = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto U_decay_to_end = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto U_decay_to_end_f16 = tile_at<UbTile<half, 32, 128>>(0x1e000);
+    auto o_sum_part_in = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto o_sum = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto o = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto o_f16 = tile_at<UbTile<half, 32, 128>>(0x14000);
+    auto S_next_part_in = tile_at<UbTile<float, 64, 128>>(0x14000);
+    auto S_next = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto g_first_scratch = tile_at<UbTile<float, 64, 8>>(0x4800);
+    auto exp_g_row_sum_first_scratch = tile_at<UbTile<float, 64, 64>>(0xe800);
+    auto beta_first_scratch = tile_at<UbTile<float, 64, 8>>(0xa000);
+    auto g_next_scratch = tile_at<UbTile<float, 64, 8>>(0x12900);
+    auto exp_g_row_sum_next_scratch = tile_at<UbTile<float, 64, 64>>(0x24e00);
+    auto beta_next_scratch = tile_at<UbTile<float, 64, 8>>(0xc000);
     // Tinv = unit_lower_inverse(A)
-    {
-        auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_1_mask_of_16, from);
-    }
-    {
-        auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(eye_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_2_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_4_mask_of_16, from);
-    }
+    TLOAD(pairs_1_mask_of_16, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(eye_mask_of_16, view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(pairs_2_mask_of_16, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(pairs_4_mask_of_16, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV;
@@ -1727,16 +1154,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         const int64_t part_next = part_of(rows_next, sub, 32);
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
         // G = cumsum(g)
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_64_mask_gm, 64, 64, 64);
-                TLOAD(lower_64_mask_first, from);
-            }
-        }
-        UbWidePart<float, 64> g_raw_first(rows_next);
-        TASSIGN(g_raw_first, 0x4000);
-        auto g_raw_first_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(g_raw_first, g_raw_first_from);
+        if (rows_next > 0) TLOAD(lower_64_mask_first, view(lower_64_mask_gm, 64, 64, 64));
+        auto g_raw_first = tile_at<UbWidePart<float, 64>>(0x4000, rows_next);
+        if (rows_next > 0) TLOAD(g_raw_first, view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_wide_first
         if (rows_next > 0) fill_wide(g_raw_first, rows_next, 0x4000);
@@ -1745,12 +1165,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide_first -> lower_fill_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g_wide_first -> lower_fill_first
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(lower_fill_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(lower_fill_first, view(lower_fill_gm + sub * 32 * 64, 32, 64, 64));
         pipe_barrier(PIPE_V);
         // G = cumsum(g)
         if (rows_next > 0) TEXP(exp_g_first, g_first);
@@ -1763,34 +1178,25 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TCOLEXPAND(exp_g_expand_first, exp_g_segment_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(exp_g_scaled_first, exp_g_expand_first, lower_64_mask_first);
-        UbWidePart<float, 64> beta_raw_first(rows_next);
-        TASSIGN(beta_raw_first, 0xe000);
-        auto beta_raw_first_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(beta_raw_first, beta_raw_first_from);
+        auto beta_raw_first = tile_at<UbWidePart<float, 64>>(0xe000, rows_next);
+        if (rows_next > 0) TLOAD(beta_raw_first, view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw_first -> beta_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw_first -> beta_wide_first
         if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0xe000);
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(strictly_lower_mask_first, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
         pipe_barrier(PIPE_V);
         // G = cumsum(g)
         if (rows_next > 0) {
             {
-                UbCol<float, 64> sums;
-                TASSIGN(sums, 0x0);
+                auto sums = tile_at<UbCol<float, 64>>(0x0);
                 TROWSUM(sums, exp_g_scaled_first, exp_g_row_sum_first_scratch);
             }
         }
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
-                UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x20000);
+                auto to = tile_at<UbTile<float, 1, 64>>(0x20000);
                 TMOV(to, exp_g_row_sum_first);
             }
         }
@@ -1807,21 +1213,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, G_times_expand_first, G_col_first);
         // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_8_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_8_mask_of_16_first, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
         if (rows_next > 0) TADD(lower_G_minus_G_first, G_minus_G_first, lower_fill_first);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> S_0_raw
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // lower_fill_first -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
@@ -1839,35 +1237,21 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TEXP(decay_to_end_first, last_G_minus_G_first);
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_kT_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_kT_in_first, view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_kT_in_first -> beta_k_kT_first
         // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
         if (rows_next > 0) TROWEXPANDMUL(beta_k_kT_first, k_kT_in_first, beta_col_first);
         wait_flag_dev(0);  // q_kT_channel -> q_kT_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_kT_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_kT_in_first, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(beta_k_kT_D_first, beta_k_kT_first, D_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(A_first, beta_k_kT_D_first, strictly_lower_mask_first);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> v_raw_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // strictly_lower_mask_first -> v_raw_first
-        UbPart<half, 32, 128> v_raw_first(part_next, 128);
-        TASSIGN(v_raw_first, 0x8000);
-        if (part_next > 0) {
-            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v_raw_first, from);
-        }
+        auto v_raw_first = tile_at<UbPart<half, 32, 128>>(0x8000, part_next, 128);
+        if (part_next > 0) TLOAD(v_raw_first, view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_first -> v_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_first -> v_first
         if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x8000);
@@ -1875,22 +1259,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16_first -> store
         pipe_barrier(PIPE_V);
         // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                UbBlock<half, 16, 64, 16> diagonal_stack_A_first_from;
-                TASSIGN(diagonal_stack_A_first_from, 0x12800 + (i * 65 + sub * 32) * 2);
-                UbTile<float, 16, 16> diagonal_stack_A_first_to;
-                TASSIGN(diagonal_stack_A_first_to, 0x10800 + i * 64);
-                TCVT(diagonal_stack_A_first_to, diagonal_stack_A_first_from, RoundMode::CAST_NONE);
-            }
-        }
+        if (rows_next > 0) diagonal_stack<16>(diagonal_stack_A_first, 0x10800, A_f16_first, 0x12800 + sub * 64);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, A_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), A_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // A_f16_channel -> A_f16_in_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(diagonal_stack_A_2_first, diagonal_stack_A_first, pairs_1_mask_of_16);
@@ -1904,21 +1275,11 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // diagonal_stack_A_4_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, diagonal_stack_A_4_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_4_f16_first);
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16_first -> diagonal_stack_A_8_f16_first
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_rows_2_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(diagonal_stack_A_8_first, diagonal_stack_A_first, pairs_4_mask_of_16);
@@ -1927,24 +1288,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TCVT(diagonal_stack_A_8_f16_first, diagonal_stack_A_8_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_A_8_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_A_8_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, diagonal_stack_A_8_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_8_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_first
         if (rows_next > 0) TMUL(diagonal_stack_16_first, diagonal_stack_A_first, pairs_8_mask_of_16_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(diagonal_stack_16_f16_first, diagonal_stack_16_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_16_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_16_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, diagonal_stack_16_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_16_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_first
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
         if (rows_next > 0) TMUL(q_kT_D_first, q_kT_in_first, D_first);
@@ -1952,12 +1303,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         if (rows_next > 0) TCVT(q_kT_D_f16_first, q_kT_D_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_kT_D_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_kT_D_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, q_kT_D_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_kT_D_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_kT_D_f16_first -> lower_64_mask_next
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_kT_D_f16_first -> lower_64_mask_next
@@ -1987,53 +1333,31 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
             // G = cumsum(g)
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_64_mask_gm, 64, 64, 64);
-                    TLOAD(lower_64_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(lower_64_mask_next, view(lower_64_mask_gm, 64, 64, 64));
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             const float chunk_decay = exp_G.GetValue(63);
-            UbWidePart<float, 64> g_raw_next(rows_next);
-            TASSIGN(g_raw_next, 0x18000);
-            auto g_raw_next_from = view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(g_raw_next, g_raw_next_from);
+            auto g_raw_next = tile_at<UbWidePart<float, 64>>(0x18000, rows_next);
+            if (rows_next > 0) TLOAD(g_raw_next, view(g_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // g_raw_next -> g_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // g_raw_next -> g_wide_next
             if (rows_next > 0) fill_wide(g_raw_next, rows_next, 0x18000);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(lower_fill_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(lower_fill_next, view(lower_fill_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
+            TSTORE(view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), S_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_f16 -> beta_raw_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // S_f16_channel -> S_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> v_f32
             TCVT(v_f32, v, RoundMode::CAST_NONE);
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // S_f16 -> beta_raw_next
-            UbWidePart<float, 64> beta_raw_next(rows_next);
-            TASSIGN(beta_raw_next, 0x12000);
-            auto beta_raw_next_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(beta_raw_next, beta_raw_next_from);
+            auto beta_raw_next = tile_at<UbWidePart<float, 64>>(0x12000, rows_next);
+            if (rows_next > 0) TLOAD(beta_raw_next, view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta_raw_next -> beta_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // beta_raw_next -> beta_wide_next
             if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0x12000);
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
-            if (rows_next > 0) {
-                {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(strictly_lower_mask_next, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TTRANS(g_next, g_wide_next, g_next_scratch);
             pipe_barrier(PIPE_V);
@@ -2047,18 +1371,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCOLEXPAND(exp_g_expand_next, exp_g_segment_next);
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_8_mask_of_16_next, from);
-                }
-            }
-            UbPart<half, 32, 128> v_raw_next(part_next, 128);
-            TASSIGN(v_raw_next, 0x8000 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v_raw_next, from);
-            }
+            if (rows_next > 0) TLOAD(pairs_8_mask_of_16_next, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+            auto v_raw_next = tile_at<UbPart<half, 32, 128>>(0x8000 + (c + 1) % 2 * 8192, part_next, 128);
+            if (part_next > 0) TLOAD(v_raw_next, view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // v_raw_next -> v_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // v_raw_next -> v_next
             if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x8000 + (c + 1) % 2 * 8192);
@@ -2068,16 +1383,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
-                    UbCol<float, 64> sums;
-                    TASSIGN(sums, 0xc000);
+                    auto sums = tile_at<UbCol<float, 64>>(0xc000);
                     TROWSUM(sums, exp_g_scaled_next, exp_g_row_sum_next_scratch);
                 }
             }
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
-                    UbTile<float, 1, 64> to;
-                    TASSIGN(to, 0x22e00);
+                    auto to = tile_at<UbTile<float, 1, 64>>(0x22e00);
                     TMOV(to, exp_g_row_sum_next);
                 }
             }
@@ -2101,22 +1414,12 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
             if (rows_next > 0) TEXP(D_next, lower_G_minus_G_next);
             wait_flag_dev(0);  // k_kT_channel -> k_kT_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k_kT_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_kT_in_next, view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_kT_in_next -> beta_k_kT_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TMULS(chunk_decay_S, S, chunk_decay);
             wait_flag_dev(0);  // q_kT_channel -> q_kT_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_kT_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_kT_in_next, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_kT_in_next -> q_kT_D_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_kT_in_next -> beta_k_kT_next
             // A = strictly_lower(beta[:, None] * (k @ k.T) * D)
@@ -2130,22 +1433,9 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // A_f16_next -> store
             pipe_barrier(PIPE_V);
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    UbBlock<half, 16, 64, 16> diagonal_stack_A_next_from;
-                    TASSIGN(diagonal_stack_A_next_from, 0x1a800 + (i * 65 + sub * 32) * 2);
-                    UbTile<float, 16, 16> diagonal_stack_A_next_to;
-                    TASSIGN(diagonal_stack_A_next_to, 0x1a000 + i * 64);
-                    TCVT(diagonal_stack_A_next_to, diagonal_stack_A_next_from, RoundMode::CAST_NONE);
-                }
-            }
+            if (rows_next > 0) diagonal_stack<16>(diagonal_stack_A_next, 0x1a000, A_f16_next, 0x1a800 + sub * 64);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // A_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, A_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), A_f16_next);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // A_f16_next -> diagonal_stack_A_2_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // A_f16_channel -> A_f16_in_next
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // A_f16_next -> diagonal_stack_A_2_next
@@ -2161,20 +1451,10 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, diagonal_stack_A_4_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_4_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, Tinv_rows_2_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16_next);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16_next -> diagonal_stack_A_8_f16_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
             pipe_barrier(PIPE_V);
@@ -2184,24 +1464,14 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TCVT(diagonal_stack_A_8_f16_next, diagonal_stack_A_8_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_8_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, diagonal_stack_A_8_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_8_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_next
             if (rows_next > 0) TMUL(diagonal_stack_16_next, diagonal_stack_A_next, pairs_8_mask_of_16_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(diagonal_stack_16_f16_next, diagonal_stack_16_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_16_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, diagonal_stack_16_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_16_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_kT_in_next -> q_kT_D_next
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
@@ -2210,12 +1480,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             if (rows_next > 0) TCVT(q_kT_D_f16_next, q_kT_D_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_kT_D_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_kT_D_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, q_kT_D_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_kT_D_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             if (rows_next > 0) TADDS(last_G_minus_G_next, G_times_minus_1_next, last_G_next);
@@ -2229,19 +1494,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // last_G_minus_G_next -> k_S_in
             wait_flag_dev(0);  // k_S_channel -> k_S_in
-            {
-                auto from = view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(k_S_in, from);
-            }
+            TLOAD(k_S_in, view(k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_S_in -> exp_G_k_S
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_S_in -> exp_G_k_S
             // U = Tinv @ (beta[:, None] * (v - exp(G)[:, None] * (k @ S)))
             TROWEXPANDMUL(exp_G_k_S, k_S_in, exp_G_col);
             wait_flag_dev(0);  // q_S_channel -> q_S_in
-            {
-                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(q_S_in, from);
-            }
+            TLOAD(q_S_in, view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
             pipe_barrier(PIPE_V);
             TSUB(v_minus_exp_G_k_S, v_f32, exp_G_k_S);
@@ -2251,19 +1510,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             TCVT(operand_of_U_f16, operand_of_U, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_U_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_U_f16 -> store
-            {
-                auto to = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, operand_of_U_f16);
-            }
+            TSTORE(view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), operand_of_U_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // operand_of_U_f16_channel -> operand_of_U_f16_in
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_S_in -> exp_G_q_S
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
             TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
             wait_flag_dev(0);  // U_channel -> U_in
-            {
-                auto from = view(U_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(U_in, from);
-            }
+            TLOAD(U_in, view(U_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_in -> U_decay_to_end
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_in -> U_decay_to_end
             pipe_barrier(PIPE_V);
@@ -2274,17 +1527,11 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // U_decay_to_end_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // U_decay_to_end -> o_sum_part_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // U_decay_to_end_f16 -> store
-            {
-                auto to = view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, U_decay_to_end_f16);
-            }
+            TSTORE(view(U_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), U_decay_to_end_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // U_decay_to_end_f16_channel -> U_decay_to_end_f16_in
             wait_flag_dev(0);  // o_sum_part_channel -> o_sum_part_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // U_decay_to_end -> o_sum_part_in
-            {
-                auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_part_in, from);
-            }
+            TLOAD(o_sum_part_in, view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // o_sum_part_in -> o_sum
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // o_sum_part_in -> o_sum
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
@@ -2296,18 +1543,13 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // o_f16 -> store
             if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x14000);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
+                auto valid = tile_at<UbPart<half, 32, 128>>(0x14000, part, 128);
+                TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
             }
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // o_f16 -> S_next_part_in
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // o_f16 -> S_next_part_in
             wait_flag_dev(0);  // S_next_part_channel -> S_next_part_in
-            {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
-            }
+            TLOAD(S_next_part_in, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_part_in -> S_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
@@ -2317,10 +1559,7 @@ PTO_ENTRY void gated_delta_rule_o_S_fp16(
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // chunk_decay_S -> lower_64_mask_next
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_next -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_next -> store
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), S);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> lower_64_mask_first

@@ -142,10 +142,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -200,8 +211,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -227,8 +237,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -239,10 +248,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -276,22 +335,14 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
     __gm__ float *G_ws_gm = reinterpret_cast<__gm__ float *>(workspace + table[0]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 8> g;
-    TASSIGN(g, 0x0);
-    UbTile<float, 64, 8> g_rows;
-    TASSIGN(g_rows, 0x1000);
-    UbTile<float, 64, 8> exp_g_rows;
-    TASSIGN(exp_g_rows, 0x1800);
-    UbTile<float, 64, 8> exp_g_rows_times_0;
-    TASSIGN(exp_g_rows_times_0, 0x1800);
-    UbTile<float, 64, 8> g_rows_maximum;
-    TASSIGN(g_rows_maximum, 0x1000);
-    UbTile<float, 64, 8> g_rows_maximum_sum;
-    TASSIGN(g_rows_maximum_sum, 0x1000);
-    UbTile<float, 8, 64> G;
-    TASSIGN(G, 0x2800);
-    UbTile<float, 64, 8> G_scratch;
-    TASSIGN(G_scratch, 0x2000);
+    auto g = tile_at<UbTile<float, 64, 8>>(0x0);
+    auto g_rows = tile_at<UbTile<float, 64, 8>>(0x1000);
+    auto exp_g_rows = tile_at<UbTile<float, 64, 8>>(0x1800);
+    auto exp_g_rows_times_0 = tile_at<UbTile<float, 64, 8>>(0x1800);
+    auto g_rows_maximum = tile_at<UbTile<float, 64, 8>>(0x1000);
+    auto g_rows_maximum_sum = tile_at<UbTile<float, 64, 8>>(0x1000);
+    auto G = tile_at<UbTile<float, 8, 64>>(0x2800);
+    auto G_scratch = tile_at<UbTile<float, 64, 8>>(0x2000);
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     for (int64_t item = get_block_idx(); item < slots * ((HV + 15) / 16); item += get_block_num()) {
@@ -305,12 +356,8 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // g -> g_raw
-        UbPart<float, 64, 8> g_raw(rows, mine);
-        TASSIGN(g_raw, 0x0);
-        if (mine > 0) {
-            auto from = view(g_gm + token_at(HV, hv + sub * 8, 1, b, T, t), rows, mine, token_stride(HV, 1));
-            TLOAD(g_raw, from);
-        }
+        auto g_raw = tile_at<UbPart<float, 64, 8>>(0x0, rows, mine);
+        if (mine > 0) TLOAD(g_raw, view(g_gm + token_at(HV, hv + sub * 8, 1, b, T, t), rows, mine, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw -> g
         if (rows < 64 || mine < 8) fill_tile(g, g_raw, mine, 0x0);
@@ -361,10 +408,8 @@ PTO_ENTRY void gated_delta_rule_G_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // G -> store
         if (mine > 0) {
-            UbPart<float, 8, 64> valid(mine, 64);
-            TASSIGN(valid, 0x2800);
-            auto to = view(G_ws_gm + (slot * HV + hv) * 64 + sub * 512, mine, 64, 64);
-            TSTORE(to, valid);
+            auto valid = tile_at<UbPart<float, 8, 64>>(0x2800, mine, 64);
+            TSTORE(view(G_ws_gm + (slot * HV + hv) * 64 + sub * 512, mine, 64, 64), valid);
         }
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // G -> G
     }
@@ -405,14 +450,10 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ half *k_gm = reinterpret_cast<__gm__ half *>(k_bytes);
     __gm__ float *k_kT_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[2]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 64, 128> k;
-    TASSIGN(k, 0x0);
-    TileLeft<half, 64, 128> k_kT_left;
-    TASSIGN(k_kT_left, 0x0);
-    TileRight<half, 128, 64> k_kT_right;
-    TASSIGN(k_kT_right, 0x0);
-    TileAcc<float, 64, 64> k_kT;
-    TASSIGN(k_kT, 0x0);
+    auto k = tile_at<L1Tile<half, 64, 128>>(0x0);
+    auto k_kT_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_kT_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_kT = tile_at<TileAcc<float, 64, 64>>(0x0);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
     set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
@@ -425,10 +466,8 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-        L1Part<half, 64, 128> k_raw(rows, 128);
-        TASSIGN(k_raw, 0x0);
-        auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(k_raw, k_raw_from);
+        auto k_raw = tile_at<L1Part<half, 64, 128>>(0x0, rows, 128);
+        TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 64) TFILLPAD(k_raw, k_raw);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_kT_left
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k -> k_kT_left
@@ -447,10 +486,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // k_kT_left -> k_kT_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_kT -> store
         wait_flag_dev(1);  // k_kT_channel -> store
-        {
-            auto to = view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-            TSTORE(to, k_kT);
-        }
+        TSTORE(view(k_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_kT);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // k_kT_channel -> k_kT_in
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // k_kT -> k_kT
     }
@@ -470,43 +506,24 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
     __gm__ float *strictly_lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 64> strictly_lower_fill;
-    TASSIGN(strictly_lower_fill, 0x0);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x2000);
-    UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x2000 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1;
-    TASSIGN(G_times_minus_1, 0x2100);
-    UbWide<float, 64> beta_wide;
-    TASSIGN(beta_wide, 0x2200);
-    UbTile<float, 32, 64> G_times_expand;
-    TASSIGN(G_times_expand, 0x2a00);
-    UbTile<float, 32, 64> G_minus_G;
-    TASSIGN(G_minus_G, 0x2a00);
-    UbTile<float, 32, 64> lower_G_minus_G;
-    TASSIGN(lower_G_minus_G, 0x2a00);
-    UbTile<float, 1, 64> beta;
-    TASSIGN(beta, 0x5200);
-    UbCol<float, 32> beta_col;
-    TASSIGN(beta_col, 0x5200 + sub * 128);
-    UbTile<float, 32, 64> D;
-    TASSIGN(D, 0x2a00);
-    UbTile<float, 32, 64> k_kT_in;
-    TASSIGN(k_kT_in, 0x5300);
-    UbTile<float, 32, 64> beta_k_kT;
-    TASSIGN(beta_k_kT, 0x5300);
-    UbTile<float, 32, 64> A;
-    TASSIGN(A, 0x5300);
-    UbTile<half, 32, 64> A_f16;
-    TASSIGN(A_f16, 0x7300);
-    UbTile<float, 64, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0x4a00);
+    auto strictly_lower_fill = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto G = tile_at<UbTile<float, 1, 64>>(0x2000);
+    auto G_col = tile_at<UbCol<float, 32>>(0x2000 + sub * 128);
+    auto G_times_minus_1 = tile_at<UbTile<float, 1, 64>>(0x2100);
+    auto beta_wide = tile_at<UbWide<float, 64>>(0x2200);
+    auto G_times_expand = tile_at<UbTile<float, 32, 64>>(0x2a00);
+    auto G_minus_G = tile_at<UbTile<float, 32, 64>>(0x2a00);
+    auto lower_G_minus_G = tile_at<UbTile<float, 32, 64>>(0x2a00);
+    auto beta = tile_at<UbTile<float, 1, 64>>(0x5200);
+    auto beta_col = tile_at<UbCol<float, 32>>(0x5200 + sub * 128);
+    auto D = tile_at<UbTile<float, 32, 64>>(0x2a00);
+    auto k_kT_in = tile_at<UbTile<float, 32, 64>>(0x5300);
+    auto beta_k_kT = tile_at<UbTile<float, 32, 64>>(0x5300);
+    auto A = tile_at<UbTile<float, 32, 64>>(0x5300);
+    auto A_f16 = tile_at<UbTile<half, 32, 64>>(0x7300);
+    auto beta_scratch = tile_at<UbTile<float, 64, 8>>(0x4a00);
     // D = exp(strictly_lower(G[:, None] - G[None, :], fill=-inf))
-    {
-        auto from = view(strictly_lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(strictly_lower_fill, from);
-    }
+    TLOAD(strictly_lower_fill, view(strictly_lower_fill_gm + sub * 32 * 64, 32, 64, 64));
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
@@ -521,18 +538,13 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
-        {
-            auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
-            TLOAD(G, from);
-        }
+        TLOAD(G, view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
         TMULS(G_times_minus_1, G, -1.0f);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // beta_wide -> beta_raw
-        UbWidePart<float, 64> beta_raw(rows);
-        TASSIGN(beta_raw, 0x2200);
-        auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-        TLOAD(beta_raw, beta_raw_from);
+        auto beta_raw = tile_at<UbWidePart<float, 64>>(0x2200, rows);
+        TLOAD(beta_raw, view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // beta_raw -> beta_wide
         fill_wide(beta_raw, rows, 0x2200);
@@ -551,10 +563,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         TEXP(D, lower_G_minus_G);
         wait_flag_dev(0);  // k_kT_channel -> k_kT_in
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
-        {
-            auto from = view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(k_kT_in, from);
-        }
+        TLOAD(k_kT_in, view(k_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // k_kT_channel -> store
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_kT_in -> beta_k_kT
@@ -568,10 +577,7 @@ PTO_ENTRY void gated_delta_rule_A_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16 -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // A -> k_kT_in
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // A_f16 -> store
-        {
-            auto to = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, A_f16);
-        }
+        TSTORE(view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64), A_f16);
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // A_f16 -> A_f16
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // G_col -> G
@@ -632,213 +638,105 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ half *minus_identity_float16_gm = reinterpret_cast<__gm__ half *>(constants + 0);
     __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 28672);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 64, 64> minus_identity;
-    TASSIGN(minus_identity, 0x0);
-    L1Tile<half, 16, 16> identity;
-    TASSIGN(identity, 0x2000);
-    L1Tile<half, 64, 64> Tinv_zeros;
-    TASSIGN(Tinv_zeros, 0x2200);
-    L1Tile<half, 64, 64> A_cube;
-    TASSIGN(A_cube, 0x4200);
-    L1Tile<half, 64, 64> Tinv_zeros_h1;
-    TASSIGN(Tinv_zeros_h1, 0x6200);
-    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in;
-    TASSIGN(diagonal_stack_A_4_f16_in, 0x8200);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in;
-    TASSIGN(Tinv_rows_2_f16_in, 0x8a00);
-    TileLeft<half, 64, 16> Tinv_below_4_left;
-    TASSIGN(Tinv_below_4_left, 0x0);
-    TileRight<half, 64, 16> Tinv_below_4_right;
-    TASSIGN(Tinv_below_4_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_4;
-    TASSIGN(Tinv_below_4, 0x0);
-    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in_h1;
-    TASSIGN(diagonal_stack_A_4_f16_in_h1, 0x9200);
-    L1Tile<half, 64, 16> Tinv_below_4_f16;
-    TASSIGN(Tinv_below_4_f16, 0x9a00);
-    TileLeft<half, 64, 16> identity_product_left;
-    TASSIGN(identity_product_left, 0x8000);
-    TileRight<half, 16, 16> identity_product_right;
-    TASSIGN(identity_product_right, 0x8000);
-    TileAcc<float, 64, 16> identity_product;
-    TASSIGN(identity_product, 0x1000);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_h1;
-    TASSIGN(Tinv_rows_2_f16_in_h1, 0xa200);
-    TileLeft<half, 64, 16> Tinv_below_4_left_h1;
-    TASSIGN(Tinv_below_4_left_h1, 0x0);
-    TileRight<half, 64, 16> Tinv_below_4_right_h1;
-    TASSIGN(Tinv_below_4_right_h1, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_4_h1;
-    TASSIGN(Tinv_below_4_h1, 0x2000);
-    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in;
-    TASSIGN(diagonal_stack_A_8_f16_in, 0xaa00);
-    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in_h1;
-    TASSIGN(diagonal_stack_A_8_f16_in_h1, 0xb200);
-    TileLeft<half, 64, 16> Tinv_rows_4_left;
-    TASSIGN(Tinv_rows_4_left, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_4_right;
-    TASSIGN(Tinv_rows_4_right, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_4;
-    TASSIGN(Tinv_rows_4, 0x1000);
-    L1Tile<half, 64, 16> Tinv_below_4_f16_h1;
-    TASSIGN(Tinv_below_4_f16_h1, 0xba00);
-    L1Tile<half, 64, 16> diagonal_stack_16_f16_in;
-    TASSIGN(diagonal_stack_16_f16_in, 0xc200);
-    TileLeft<half, 64, 16> identity_product_left_h1;
-    TASSIGN(identity_product_left_h1, 0x0);
-    TileRight<half, 16, 16> identity_product_right_h1;
-    TASSIGN(identity_product_right_h1, 0x0);
-    TileAcc<float, 64, 16> identity_product_h1;
-    TASSIGN(identity_product_h1, 0x3000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16;
-    TASSIGN(Tinv_rows_4_f16, 0xca00);
-    L1Tile<half, 64, 16> diagonal_stack_16_f16_in_h1;
-    TASSIGN(diagonal_stack_16_f16_in_h1, 0xd200);
-    TileLeft<half, 64, 16> Tinv_rows_4_left_h1;
-    TASSIGN(Tinv_rows_4_left_h1, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_4_right_h1;
-    TASSIGN(Tinv_rows_4_right_h1, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_4_h1;
-    TASSIGN(Tinv_rows_4_h1, 0x3000);
-    L1Tile<half, 64, 64> A_cube_h1;
-    TASSIGN(A_cube_h1, 0xda00);
-    TileLeft<half, 64, 16> Tinv_below_8_left;
-    TASSIGN(Tinv_below_8_left, 0x0);
-    TileRight<half, 64, 16> Tinv_below_8_right;
-    TASSIGN(Tinv_below_8_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_8;
-    TASSIGN(Tinv_below_8, 0x4000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16_h1;
-    TASSIGN(Tinv_rows_4_f16_h1, 0xfa00);
-    L1Tile<half, 64, 16> Tinv_below_8_f16;
-    TASSIGN(Tinv_below_8_f16, 0x10200);
-    TileLeft<half, 64, 16> Tinv_below_8_left_h1;
-    TASSIGN(Tinv_below_8_left_h1, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_8_right_h1;
-    TASSIGN(Tinv_below_8_right_h1, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_8_h1;
-    TASSIGN(Tinv_below_8_h1, 0x5000);
-    TileLeft<half, 64, 16> Tinv_rows_8_left;
-    TASSIGN(Tinv_rows_8_left, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_8_right;
-    TASSIGN(Tinv_rows_8_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_8;
-    TASSIGN(Tinv_rows_8, 0x1000);
-    L1Tile<half, 64, 16> Tinv_below_8_f16_h1;
-    TASSIGN(Tinv_below_8_f16_h1, 0x10a00);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16;
-    TASSIGN(Tinv_rows_8_f16, 0x11200);
-    TileLeft<half, 64, 16> Tinv_rows_8_left_h1;
-    TASSIGN(Tinv_rows_8_left_h1, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_8_right_h1;
-    TASSIGN(Tinv_rows_8_right_h1, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_8_h1;
-    TASSIGN(Tinv_rows_8_h1, 0x3000);
-    TileLeft<half, 64, 16> Tinv_below_16_left;
-    TASSIGN(Tinv_below_16_left, 0x0);
-    TileRight<half, 64, 16> Tinv_below_16_right;
-    TASSIGN(Tinv_below_16_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_16;
-    TASSIGN(Tinv_below_16, 0x6000);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16_h1;
-    TASSIGN(Tinv_rows_8_f16_h1, 0x11a00);
-    L1Tile<half, 64, 16> Tinv_below_16_f16;
-    TASSIGN(Tinv_below_16_f16, 0x12200);
-    TileLeft<half, 64, 16> Tinv_below_16_left_h1;
-    TASSIGN(Tinv_below_16_left_h1, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_16_right_h1;
-    TASSIGN(Tinv_below_16_right_h1, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_16_h1;
-    TASSIGN(Tinv_below_16_h1, 0x7000);
-    TileLeft<half, 64, 16> Tinv_rows_16_left;
-    TASSIGN(Tinv_rows_16_left, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_16_right;
-    TASSIGN(Tinv_rows_16_right, 0x0);
-    L1Tile<half, 64, 16> Tinv_below_16_f16_h1;
-    TASSIGN(Tinv_below_16_f16_h1, 0x12a00);
-    L1Tile<half, 64, 64> Tinv_blocks_16;
-    TASSIGN(Tinv_blocks_16, 0x2200);
-    TileLeft<half, 64, 16> Tinv_rows_16_left_h1;
-    TASSIGN(Tinv_rows_16_left_h1, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_16_right_h1;
-    TASSIGN(Tinv_rows_16_right_h1, 0x8000);
-    TileLeft<half, 32, 16> Tinv_below_32_left;
-    TASSIGN(Tinv_below_32_left, 0x0);
-    TileRight<half, 32, 16> Tinv_below_32_right;
-    TASSIGN(Tinv_below_32_right, 0x0);
-    TileAcc<float, 32, 16> Tinv_below_32;
-    TASSIGN(Tinv_below_32, 0x8000);
-    L1Tile<half, 64, 64> Tinv_blocks_16_h1;
-    TASSIGN(Tinv_blocks_16_h1, 0x6200);
-    L1Tile<half, 32, 16> Tinv_below_32_f16;
-    TASSIGN(Tinv_below_32_f16, 0x13200);
-    TileAcc<float, 32, 16> Tinv_below_32_h1;
-    TASSIGN(Tinv_below_32_h1, 0x8800);
-    TileLeft<half, 32, 16> Tinv_corner_32_left;
-    TASSIGN(Tinv_corner_32_left, 0x0);
-    TileRight<half, 32, 16> Tinv_corner_32_right;
-    TASSIGN(Tinv_corner_32_right, 0x0);
-    L1Tile<half, 32, 16> Tinv_below_32_f16_h1;
-    TASSIGN(Tinv_below_32_f16_h1, 0x13600);
-    L1Tile<half, 64, 64> Tinv_blocks_32;
-    TASSIGN(Tinv_blocks_32, 0x2200);
-    TileRight<half, 32, 16> Tinv_corner_32_right_h1;
-    TASSIGN(Tinv_corner_32_right_h1, 0x8000);
-    TileLeft<half, 32, 32> Tinv_below_64_left;
-    TASSIGN(Tinv_below_64_left, 0x0);
-    TileRight<half, 32, 32> Tinv_below_64_right;
-    TASSIGN(Tinv_below_64_right, 0x0);
-    TileAcc<float, 32, 32> Tinv_below_64;
-    TASSIGN(Tinv_below_64, 0xa000);
-    L1Tile<half, 64, 64> Tinv_blocks_32_h1;
-    TASSIGN(Tinv_blocks_32_h1, 0x6200);
-    L1Tile<half, 32, 32> Tinv_below_64_f16;
-    TASSIGN(Tinv_below_64_f16, 0x13a00);
-    TileLeft<half, 32, 32> Tinv_below_64_left_h1;
-    TASSIGN(Tinv_below_64_left_h1, 0x8000);
-    TileRight<half, 32, 32> Tinv_below_64_right_h1;
-    TASSIGN(Tinv_below_64_right_h1, 0x8000);
-    TileAcc<float, 32, 32> Tinv_below_64_h1;
-    TASSIGN(Tinv_below_64_h1, 0xb000);
-    TileLeft<half, 32, 32> Tinv_corner_64_left;
-    TASSIGN(Tinv_corner_64_left, 0x0);
-    TileRight<half, 32, 32> Tinv_corner_64_right;
-    TASSIGN(Tinv_corner_64_right, 0x0);
-    TileAcc<float, 32, 32> Tinv_corner_64;
-    TASSIGN(Tinv_corner_64, 0xc000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16_h1;
-    TASSIGN(Tinv_below_64_f16_h1, 0x14200);
-    L1Tile<half, 64, 64> Tinv_blocks_64;
-    TASSIGN(Tinv_blocks_64, 0x2200);
-    TileLeft<half, 32, 32> Tinv_corner_64_left_h1;
-    TASSIGN(Tinv_corner_64_left_h1, 0x8000);
-    TileRight<half, 32, 32> Tinv_corner_64_right_h1;
-    TASSIGN(Tinv_corner_64_right_h1, 0x8000);
-    TileAcc<float, 32, 32> Tinv_corner_64_h1;
-    TASSIGN(Tinv_corner_64_h1, 0xd000);
-    L1Tile<half, 64, 64> Tinv_blocks_64_h1;
-    TASSIGN(Tinv_blocks_64_h1, 0x6200);
-    TileLeft<half, 64, 64> Tinv_left;
-    TASSIGN(Tinv_left, 0x0);
-    TileRight<half, 64, 64> Tinv_right;
-    TASSIGN(Tinv_right, 0x0);
-    TileAcc<float, 64, 64> Tinv;
-    TASSIGN(Tinv, 0xe000);
-    TileLeft<half, 64, 64> Tinv_left_h1;
-    TASSIGN(Tinv_left_h1, 0x8000);
-    TileRight<half, 64, 64> Tinv_right_h1;
-    TASSIGN(Tinv_right_h1, 0x8000);
-    TileAcc<float, 64, 64> Tinv_h1;
-    TASSIGN(Tinv_h1, 0x12000);
+    auto minus_identity = tile_at<L1Tile<half, 64, 64>>(0x0);
+    auto identity = tile_at<L1Tile<half, 16, 16>>(0x2000);
+    auto Tinv_zeros = tile_at<L1Tile<half, 64, 64>>(0x2200);
+    auto A_cube = tile_at<L1Tile<half, 64, 64>>(0x4200);
+    auto Tinv_zeros_h1 = tile_at<L1Tile<half, 64, 64>>(0x6200);
+    auto diagonal_stack_A_4_f16_in = tile_at<L1Tile<half, 64, 16>>(0x8200);
+    auto Tinv_rows_2_f16_in = tile_at<L1Tile<half, 64, 16>>(0x8a00);
+    auto Tinv_below_4_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_4_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_4 = tile_at<TileAcc<float, 64, 16>>(0x0);
+    auto diagonal_stack_A_4_f16_in_h1 = tile_at<L1Tile<half, 64, 16>>(0x9200);
+    auto Tinv_below_4_f16 = tile_at<L1Tile<half, 64, 16>>(0x9a00);
+    auto identity_product_left = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_product_right = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_product = tile_at<TileAcc<float, 64, 16>>(0x1000);
+    auto Tinv_rows_2_f16_in_h1 = tile_at<L1Tile<half, 64, 16>>(0xa200);
+    auto Tinv_below_4_left_h1 = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_4_right_h1 = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_4_h1 = tile_at<TileAcc<float, 64, 16>>(0x2000);
+    auto diagonal_stack_A_8_f16_in = tile_at<L1Tile<half, 64, 16>>(0xaa00);
+    auto diagonal_stack_A_8_f16_in_h1 = tile_at<L1Tile<half, 64, 16>>(0xb200);
+    auto Tinv_rows_4_left = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_4_right = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_rows_4 = tile_at<TileAcc<float, 64, 16>>(0x1000);
+    auto Tinv_below_4_f16_h1 = tile_at<L1Tile<half, 64, 16>>(0xba00);
+    auto diagonal_stack_16_f16_in = tile_at<L1Tile<half, 64, 16>>(0xc200);
+    auto identity_product_left_h1 = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto identity_product_right_h1 = tile_at<TileRight<half, 16, 16>>(0x0);
+    auto identity_product_h1 = tile_at<TileAcc<float, 64, 16>>(0x3000);
+    auto Tinv_rows_4_f16 = tile_at<L1Tile<half, 64, 16>>(0xca00);
+    auto diagonal_stack_16_f16_in_h1 = tile_at<L1Tile<half, 64, 16>>(0xd200);
+    auto Tinv_rows_4_left_h1 = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_4_right_h1 = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_rows_4_h1 = tile_at<TileAcc<float, 64, 16>>(0x3000);
+    auto A_cube_h1 = tile_at<L1Tile<half, 64, 64>>(0xda00);
+    auto Tinv_below_8_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_8_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_8 = tile_at<TileAcc<float, 64, 16>>(0x4000);
+    auto Tinv_rows_4_f16_h1 = tile_at<L1Tile<half, 64, 16>>(0xfa00);
+    auto Tinv_below_8_f16 = tile_at<L1Tile<half, 64, 16>>(0x10200);
+    auto Tinv_below_8_left_h1 = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_right_h1 = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_h1 = tile_at<TileAcc<float, 64, 16>>(0x5000);
+    auto Tinv_rows_8_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_8 = tile_at<TileAcc<float, 64, 16>>(0x1000);
+    auto Tinv_below_8_f16_h1 = tile_at<L1Tile<half, 64, 16>>(0x10a00);
+    auto Tinv_rows_8_f16 = tile_at<L1Tile<half, 64, 16>>(0x11200);
+    auto Tinv_rows_8_left_h1 = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_8_right_h1 = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_rows_8_h1 = tile_at<TileAcc<float, 64, 16>>(0x3000);
+    auto Tinv_below_16_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_16_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_16 = tile_at<TileAcc<float, 64, 16>>(0x6000);
+    auto Tinv_rows_8_f16_h1 = tile_at<L1Tile<half, 64, 16>>(0x11a00);
+    auto Tinv_below_16_f16 = tile_at<L1Tile<half, 64, 16>>(0x12200);
+    auto Tinv_below_16_left_h1 = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_right_h1 = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_h1 = tile_at<TileAcc<float, 64, 16>>(0x7000);
+    auto Tinv_rows_16_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_16_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_16_f16_h1 = tile_at<L1Tile<half, 64, 16>>(0x12a00);
+    auto Tinv_blocks_16 = tile_at<L1Tile<half, 64, 64>>(0x2200);
+    auto Tinv_rows_16_left_h1 = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_16_right_h1 = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_32 = tile_at<TileAcc<float, 32, 16>>(0x8000);
+    auto Tinv_blocks_16_h1 = tile_at<L1Tile<half, 64, 64>>(0x6200);
+    auto Tinv_below_32_f16 = tile_at<L1Tile<half, 32, 16>>(0x13200);
+    auto Tinv_below_32_h1 = tile_at<TileAcc<float, 32, 16>>(0x8800);
+    auto Tinv_corner_32_right = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto Tinv_below_32_f16_h1 = tile_at<L1Tile<half, 32, 16>>(0x13600);
+    auto Tinv_blocks_32 = tile_at<L1Tile<half, 64, 64>>(0x2200);
+    auto Tinv_corner_32_right_h1 = tile_at<TileRight<half, 32, 16>>(0x8000);
+    auto Tinv_below_64_left = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_below_64_right = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_below_64 = tile_at<TileAcc<float, 32, 32>>(0xa000);
+    auto Tinv_blocks_32_h1 = tile_at<L1Tile<half, 64, 64>>(0x6200);
+    auto Tinv_below_64_f16 = tile_at<L1Tile<half, 32, 32>>(0x13a00);
+    auto Tinv_below_64_left_h1 = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_right_h1 = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_h1 = tile_at<TileAcc<float, 32, 32>>(0xb000);
+    auto Tinv_corner_64_left = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_right = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_corner_64 = tile_at<TileAcc<float, 32, 32>>(0xc000);
+    auto Tinv_below_64_f16_h1 = tile_at<L1Tile<half, 32, 32>>(0x14200);
+    auto Tinv_blocks_64 = tile_at<L1Tile<half, 64, 64>>(0x2200);
+    auto Tinv_corner_64_left_h1 = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64_right_h1 = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64_h1 = tile_at<TileAcc<float, 32, 32>>(0xd000);
+    auto Tinv_blocks_64_h1 = tile_at<L1Tile<half, 64, 64>>(0x6200);
+    auto Tinv_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto Tinv_right = tile_at<TileRight<half, 64, 64>>(0x0);
+    auto Tinv = tile_at<TileAcc<float, 64, 64>>(0xe000);
+    auto Tinv_left_h1 = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto Tinv_right_h1 = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv_h1 = tile_at<TileAcc<float, 64, 64>>(0x12000);
     // Tinv = unit_lower_inverse(A)
-    {
-        auto from = view(minus_identity_float16_gm, 64, 64, 64);
-        TLOAD(minus_identity, from);
-    }
-    {
-        auto from = view(identity_float16_16_gm, 16, 16, 16);
-        TLOAD(identity, from);
-    }
+    TLOAD(minus_identity, view(minus_identity_float16_gm, 64, 64, 64));
+    TLOAD(identity, view(identity_float16_16_gm, 16, 16, 16));
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_64 -> Tinv_zeros
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // diagonal_stack_A_4_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
@@ -860,24 +758,15 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         if (c * 64 >= length) continue;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_64 -> Tinv_zeros
         TEXPANDS(Tinv_zeros, 0.0f);
-        {
-            auto from = view(A_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
-            TLOAD(A_cube, from);
-        }
+        TLOAD(A_cube, view(A_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64));
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_64_h1 -> Tinv_zeros_h1
         TEXPANDS(Tinv_zeros_h1, 0.0f);
         wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in
-        {
-            auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-            TLOAD(diagonal_stack_A_4_f16_in, from);
-        }
+        TLOAD(diagonal_stack_A_4_f16_in, view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_A_4_f16_in -> Tinv_below_4_left
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // diagonal_stack_A_4_f16_channel -> store
         wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-        {
-            auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-            TLOAD(Tinv_rows_2_f16_in, from);
-        }
+        TLOAD(Tinv_rows_2_f16_in, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_2_f16_in -> Tinv_below_4_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // Tinv_rows_2_f16_channel -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_A_4_f16_in -> Tinv_below_4_left
@@ -887,22 +776,11 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_4_right -> Tinv_below_4
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_4_out;
-            TASSIGN(Tinv_below_4_out, 0x0 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_4_left;
-            TASSIGN(Tinv_below_4_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_4_right;
-            TASSIGN(Tinv_below_4_right, 0x0 + i * 32);
-            TMATMUL(Tinv_below_4_out, Tinv_below_4_left, Tinv_below_4_right);
-        }
+        stacked_product<half, 64, false>(0x0, 0x0, 0x0);  // Tinv_below_4
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_4_left -> Tinv_below_4_left_h1
         wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel1 -> diagonal_stack_A_4_f16_in_h1
-        {
-            auto from = view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16);
-            TLOAD(diagonal_stack_A_4_f16_in_h1, from);
-        }
+        TLOAD(diagonal_stack_A_4_f16_in_h1, view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_h1 -> Tinv_below_4_left_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(3));  // diagonal_stack_A_4_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_4 -> Tinv_below_4_f16
@@ -916,10 +794,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(identity_product, identity_product_left, identity_product_right);
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // identity_product_left -> Tinv_rows_4_left
         wait_flag_dev(0);  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
-        {
-            auto from = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16);
-            TLOAD(Tinv_rows_2_f16_in_h1, from);
-        }
+        TLOAD(Tinv_rows_2_f16_in_h1, view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_2_f16_in_h1 -> Tinv_below_4_right_h1
         ffts_cross_core_sync(PIPE_MTE2, group_flag(4));  // Tinv_rows_2_f16_channel1 -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_A_4_f16_in_h1 -> Tinv_below_4_left_h1
@@ -929,28 +804,14 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_below_4_right_h1, Tinv_rows_2_f16_in_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right_h1 -> Tinv_below_4_h1
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_4_h1_out;
-            TASSIGN(Tinv_below_4_h1_out, 0x2000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_4_h1_left;
-            TASSIGN(Tinv_below_4_h1_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_4_h1_right;
-            TASSIGN(Tinv_below_4_h1_right, 0x0 + i * 32);
-            TMATMUL(Tinv_below_4_h1_out, Tinv_below_4_h1_left, Tinv_below_4_h1_right);
-        }
+        stacked_product<half, 64, false>(0x2000, 0x0, 0x0);  // Tinv_below_4_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left_h1 -> identity_product_left_h1
         wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in
-        {
-            auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-            TLOAD(diagonal_stack_A_8_f16_in, from);
-        }
+        TLOAD(diagonal_stack_A_8_f16_in, view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         ffts_cross_core_sync(PIPE_MTE2, group_flag(5));  // diagonal_stack_A_8_f16_channel -> store
         wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel1 -> diagonal_stack_A_8_f16_in_h1
-        {
-            auto from = view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16);
-            TLOAD(diagonal_stack_A_8_f16_in_h1, from);
-        }
+        TLOAD(diagonal_stack_A_8_f16_in_h1, view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16));
         ffts_cross_core_sync(PIPE_MTE2, group_flag(6));  // diagonal_stack_A_8_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // identity_product_left -> Tinv_rows_4_left
         TEXTRACT(Tinv_rows_4_left, Tinv_rows_2_f16_in, 0, 0);
@@ -958,25 +819,14 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right -> Tinv_rows_4
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right -> Tinv_rows_4
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_4_out;
-            TASSIGN(Tinv_rows_4_out, 0x1000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_4_left;
-            TASSIGN(Tinv_rows_4_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_4_right;
-            TASSIGN(Tinv_rows_4_right, 0x8000 + i * 32);
-            TMATMUL_ACC(Tinv_rows_4_out, Tinv_rows_4_out, Tinv_rows_4_left, Tinv_rows_4_right);
-        }
+        stacked_product<half, 64, true>(0x1000, 0x8000, 0x8000);  // Tinv_rows_4
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_4_left -> Tinv_rows_4_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_4_h1 -> Tinv_below_4_f16_h1
         TMOV(Tinv_below_4_f16_h1, Tinv_below_4_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_4_f16_h1 -> Tinv_rows_4_right_h1
         wait_flag_dev(0);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in
-        {
-            auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-            TLOAD(diagonal_stack_16_f16_in, from);
-        }
+        TLOAD(diagonal_stack_16_f16_in, view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         ffts_cross_core_sync(PIPE_MTE2, group_flag(7));  // diagonal_stack_16_f16_channel -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_below_4_left_h1 -> identity_product_left_h1
         TEXTRACT(identity_product_left_h1, Tinv_rows_2_f16_in_h1, 0, 0);
@@ -987,10 +837,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_4 -> Tinv_rows_4_f16
         TMOV(Tinv_rows_4_f16, Tinv_rows_4);
         wait_flag_dev(0);  // diagonal_stack_16_f16_channel1 -> diagonal_stack_16_f16_in_h1
-        {
-            auto from = view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16);
-            TLOAD(diagonal_stack_16_f16_in_h1, from);
-        }
+        TLOAD(diagonal_stack_16_f16_in_h1, view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 1024, 64, 16, 16));
         ffts_cross_core_sync(PIPE_MTE2, group_flag(8));  // diagonal_stack_16_f16_channel1 -> store
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_4_left -> Tinv_rows_4_left_h1
         TEXTRACT(Tinv_rows_4_left_h1, Tinv_rows_2_f16_in_h1, 0, 0);
@@ -998,33 +845,14 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_4_right_h1, Tinv_below_4_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_4_right_h1 -> Tinv_rows_4_h1
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_4_h1_out;
-            TASSIGN(Tinv_rows_4_h1_out, 0x3000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_4_h1_left;
-            TASSIGN(Tinv_rows_4_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_4_h1_right;
-            TASSIGN(Tinv_rows_4_h1_right, 0x8000 + i * 32);
-            TMATMUL_ACC(Tinv_rows_4_h1_out, Tinv_rows_4_h1_out, Tinv_rows_4_h1_left, Tinv_rows_4_h1_right);
-        }
-        {
-            auto from = view(A_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64);
-            TLOAD(A_cube_h1, from);
-        }
+        stacked_product<half, 64, true>(0x3000, 0x8000, 0x8000);  // Tinv_rows_4_h1
+        TLOAD(A_cube_h1, view(A_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64));
         pipe_barrier(PIPE_ALL);
         TEXTRACT(Tinv_below_8_left, diagonal_stack_A_8_f16_in, 0, 0);
         TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right -> Tinv_below_8
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_8_right -> Tinv_below_8
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_8_out;
-            TASSIGN(Tinv_below_8_out, 0x4000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_8_left;
-            TASSIGN(Tinv_below_8_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_8_right;
-            TASSIGN(Tinv_below_8_right, 0x0 + i * 32);
-            TMATMUL(Tinv_below_8_out, Tinv_below_8_left, Tinv_below_8_right);
-        }
+        stacked_product<half, 64, false>(0x4000, 0x0, 0x0);  // Tinv_below_8
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_8 -> Tinv_below_8_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
         TMOV(Tinv_rows_4_f16_h1, Tinv_rows_4_h1);
@@ -1037,15 +865,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_below_8_right_h1, Tinv_rows_4_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right_h1 -> Tinv_below_8_h1
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_8_h1_out;
-            TASSIGN(Tinv_below_8_h1_out, 0x5000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_8_h1_left;
-            TASSIGN(Tinv_below_8_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_8_h1_right;
-            TASSIGN(Tinv_below_8_h1_right, 0x8000 + i * 32);
-            TMATMUL(Tinv_below_8_h1_out, Tinv_below_8_h1_left, Tinv_below_8_h1_right);
-        }
+        stacked_product<half, 64, false>(0x5000, 0x8000, 0x8000);  // Tinv_below_8_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_8_left_h1 -> Tinv_rows_8_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_8_left -> Tinv_rows_8_left
@@ -1054,15 +874,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right -> Tinv_rows_8
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right -> Tinv_rows_8
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_8_out;
-            TASSIGN(Tinv_rows_8_out, 0x1000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_8_left;
-            TASSIGN(Tinv_rows_8_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_8_right;
-            TASSIGN(Tinv_rows_8_right, 0x0 + i * 32);
-            TMATMUL_ACC(Tinv_rows_8_out, Tinv_rows_8_out, Tinv_rows_8_left, Tinv_rows_8_right);
-        }
+        stacked_product<half, 64, true>(0x1000, 0x0, 0x0);  // Tinv_rows_8
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_8 -> Tinv_rows_8_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_8_h1 -> Tinv_below_8_f16_h1
@@ -1077,15 +889,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_8_right_h1, Tinv_below_8_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_rows_8_right_h1 -> Tinv_rows_8_h1
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_8_h1_out;
-            TASSIGN(Tinv_rows_8_h1_out, 0x3000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_8_h1_left;
-            TASSIGN(Tinv_rows_8_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_8_h1_right;
-            TASSIGN(Tinv_rows_8_h1_right, 0x8000 + i * 32);
-            TMATMUL_ACC(Tinv_rows_8_h1_out, Tinv_rows_8_h1_out, Tinv_rows_8_h1_left, Tinv_rows_8_h1_right);
-        }
+        stacked_product<half, 64, true>(0x3000, 0x8000, 0x8000);  // Tinv_rows_8_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_8_left_h1 -> Tinv_below_16_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_rows_8_left -> Tinv_below_16_left
@@ -1094,15 +898,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_16_right -> Tinv_below_16
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_16_out;
-            TASSIGN(Tinv_below_16_out, 0x6000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_16_left;
-            TASSIGN(Tinv_below_16_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_16_right;
-            TASSIGN(Tinv_below_16_right, 0x0 + i * 32);
-            TMATMUL(Tinv_below_16_out, Tinv_below_16_left, Tinv_below_16_right);
-        }
+        stacked_product<half, 64, false>(0x6000, 0x0, 0x0);  // Tinv_below_16
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16 -> Tinv_below_16_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_h1 -> Tinv_rows_8_f16_h1
@@ -1117,15 +913,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_below_16_right_h1, Tinv_rows_8_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_16_right_h1 -> Tinv_below_16_h1
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_16_h1_out;
-            TASSIGN(Tinv_below_16_h1_out, 0x7000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_16_h1_left;
-            TASSIGN(Tinv_below_16_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_16_h1_right;
-            TASSIGN(Tinv_below_16_h1_right, 0x8000 + i * 32);
-            TMATMUL(Tinv_below_16_h1_out, Tinv_below_16_h1_left, Tinv_below_16_h1_right);
-        }
+        stacked_product<half, 64, false>(0x7000, 0x8000, 0x8000);  // Tinv_below_16_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_16_left -> Tinv_rows_16_left
@@ -1134,28 +922,14 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_16_right -> Tinv_rows_16
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_16_right -> Tinv_rows_16
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_16_out;
-            TASSIGN(Tinv_rows_16_out, 0x1000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_16_left;
-            TASSIGN(Tinv_rows_16_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_16_right;
-            TASSIGN(Tinv_rows_16_right, 0x0 + i * 32);
-            TMATMUL_ACC(Tinv_rows_16_out, Tinv_rows_16_out, Tinv_rows_16_left, Tinv_rows_16_right);
-        }
+        stacked_product<half, 64, true>(0x1000, 0x0, 0x0);  // Tinv_rows_16
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_16_left -> Tinv_below_32_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16_h1 -> Tinv_below_16_f16_h1
         TMOV(Tinv_below_16_f16_h1, Tinv_below_16_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_16_f16_h1 -> Tinv_rows_16_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-        for (int64_t i = 0; i < 4; ++i) {
-            TileAcc<float, 16, 16> Tinv_blocks_16_from;
-            TASSIGN(Tinv_blocks_16_from, 0x1000 + i * 1024);
-            L1Tile<half, 16, 16> Tinv_blocks_16_to;
-            TASSIGN(Tinv_blocks_16_to, 0x2200 + i * 2560);
-            TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
-        }
+        insert_blocks<16, 64, 4>(Tinv_blocks_16, 0x2200, 2560, 0x1000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_16 -> Tinv_below_32_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_16_left_h1 -> Tinv_rows_16_left_h1
         TEXTRACT(Tinv_rows_16_left_h1, Tinv_rows_8_f16_h1, 0, 0);
@@ -1163,131 +937,55 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TEXTRACT(Tinv_rows_16_right_h1, Tinv_below_16_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_16_right_h1 -> Tinv_rows_16_h1
-        for (int64_t i = 0; i < 64; i += 16) {
-            TileAcc<float, 16, 16> Tinv_rows_16_h1_out;
-            TASSIGN(Tinv_rows_16_h1_out, 0x3000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_rows_16_h1_left;
-            TASSIGN(Tinv_rows_16_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_rows_16_h1_right;
-            TASSIGN(Tinv_rows_16_h1_right, 0x8000 + i * 32);
-            TMATMUL_ACC(Tinv_rows_16_h1_out, Tinv_rows_16_h1_out, Tinv_rows_16_h1_left, Tinv_rows_16_h1_right);
-        }
+        stacked_product<half, 64, true>(0x3000, 0x8000, 0x8000);  // Tinv_rows_16_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_16_left -> Tinv_below_32_left
-        for (int64_t i = 0; i < 2; ++i) {
-            TileLeft<half, 16, 16> Tinv_below_32_left_block;
-            TASSIGN(Tinv_below_32_left_block, 0x0 + i * 512);
-            TEXTRACT(Tinv_below_32_left_block, A_cube, 16 + i * 32, i * 32);
-        }
+        extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, A_cube, 16, 0, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_16 -> Tinv_below_32_right
-        for (int64_t i = 0; i < 2; ++i) {
-            TileRight<half, 16, 16> Tinv_below_32_right_block;
-            TASSIGN(Tinv_below_32_right_block, 0x0 + i * 512);
-            TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
-        }
+        extract_blocks<TileRight<half, 16, 16>, 2>(0x0, Tinv_blocks_16, 0, 0, 32, 32);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_32_right -> Tinv_below_32
-        for (int64_t i = 0; i < 32; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_32_out;
-            TASSIGN(Tinv_below_32_out, 0x8000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_32_left;
-            TASSIGN(Tinv_below_32_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_32_right;
-            TASSIGN(Tinv_below_32_right, 0x0 + i * 32);
-            TMATMUL(Tinv_below_32_out, Tinv_below_32_left, Tinv_below_32_right);
-        }
+        stacked_product<half, 32, false>(0x8000, 0x0, 0x0);  // Tinv_below_32
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_corner_32_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_h1 -> Tinv_blocks_16_h1
-        for (int64_t i = 0; i < 4; ++i) {
-            TileAcc<float, 16, 16> Tinv_blocks_16_h1_from;
-            TASSIGN(Tinv_blocks_16_h1_from, 0x3000 + i * 1024);
-            L1Tile<half, 16, 16> Tinv_blocks_16_h1_to;
-            TASSIGN(Tinv_blocks_16_h1_to, 0x6200 + i * 2560);
-            TMOV(Tinv_blocks_16_h1_to, Tinv_blocks_16_h1_from);
-        }
+        insert_blocks<16, 64, 4>(Tinv_blocks_16_h1, 0x6200, 2560, 0x3000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32 -> Tinv_below_32_f16
         TMOV(Tinv_below_32_f16, Tinv_below_32);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_corner_32_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_16_left_h1 -> Tinv_below_32_left_h1
-        for (int64_t i = 0; i < 2; ++i) {
-            TileLeft<half, 16, 16> Tinv_below_32_left_h1_block;
-            TASSIGN(Tinv_below_32_left_h1_block, 0x8000 + i * 512);
-            TEXTRACT(Tinv_below_32_left_h1_block, A_cube_h1, 16 + i * 32, i * 32);
-        }
+        extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, A_cube_h1, 16, 0, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_16_h1 -> Tinv_below_32_right_h1
-        for (int64_t i = 0; i < 2; ++i) {
-            TileRight<half, 16, 16> Tinv_below_32_right_h1_block;
-            TASSIGN(Tinv_below_32_right_h1_block, 0x8000 + i * 512);
-            TEXTRACT(Tinv_below_32_right_h1_block, Tinv_blocks_16_h1, i * 32, i * 32);
-        }
+        extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, Tinv_blocks_16_h1, 0, 0, 32, 32);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_32_right_h1 -> Tinv_below_32_h1
-        for (int64_t i = 0; i < 32; i += 16) {
-            TileAcc<float, 16, 16> Tinv_below_32_h1_out;
-            TASSIGN(Tinv_below_32_h1_out, 0x8800 + i * 64);
-            TileLeft<half, 16, 16> Tinv_below_32_h1_left;
-            TASSIGN(Tinv_below_32_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_below_32_h1_right;
-            TASSIGN(Tinv_below_32_h1_right, 0x8000 + i * 32);
-            TMATMUL(Tinv_below_32_h1_out, Tinv_below_32_h1_left, Tinv_below_32_h1_right);
-        }
+        stacked_product<half, 32, false>(0x8800, 0x8000, 0x8000);  // Tinv_below_32_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_corner_32_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_left -> Tinv_corner_32_left
-        for (int64_t i = 0; i < 2; ++i) {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_block;
-            TASSIGN(Tinv_corner_32_left_block, 0x0 + i * 512);
-            TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
-        }
+        extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, Tinv_blocks_16, 16, 16, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_32_f16 -> Tinv_corner_32_right
         TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_corner_32_right -> Tinv_corner_32
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_corner_32_right -> Tinv_corner_32
-        for (int64_t i = 0; i < 32; i += 16) {
-            TileAcc<float, 16, 16> Tinv_corner_32_out;
-            TASSIGN(Tinv_corner_32_out, 0x9000 + i * 64);
-            TileLeft<half, 16, 16> Tinv_corner_32_left;
-            TASSIGN(Tinv_corner_32_left, 0x0 + i * 32);
-            TileRight<half, 16, 16> Tinv_corner_32_right;
-            TASSIGN(Tinv_corner_32_right, 0x0 + i * 32);
-            TMATMUL(Tinv_corner_32_out, Tinv_corner_32_left, Tinv_corner_32_right);
-        }
+        stacked_product<half, 32, false>(0x9000, 0x0, 0x0);  // Tinv_corner_32
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_32 -> Tinv_blocks_32
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_corner_32_left -> Tinv_below_64_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_32_h1 -> Tinv_below_32_f16_h1
         TMOV(Tinv_below_32_f16_h1, Tinv_below_32_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_32 -> Tinv_blocks_32
-        for (int64_t i = 0; i < 2; ++i) {
-            TileAcc<float, 16, 16> Tinv_blocks_32_from;
-            TASSIGN(Tinv_blocks_32_from, 0x9000 + i * 1024);
-            L1Tile<half, 16, 16> Tinv_blocks_32_to;
-            TASSIGN(Tinv_blocks_32_to, 0x2400 + i * 5120);
-            TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
-        }
+        insert_blocks<16, 32, 2>(Tinv_blocks_32, 0x2400, 5120, 0x9000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_32 -> Tinv_below_64_right
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // Tinv_below_32_left_h1 -> Tinv_corner_32_left_h1
-        for (int64_t i = 0; i < 2; ++i) {
-            TileLeft<half, 16, 16> Tinv_corner_32_left_h1_block;
-            TASSIGN(Tinv_corner_32_left_h1_block, 0x8000 + i * 512);
-            TEXTRACT(Tinv_corner_32_left_h1_block, Tinv_blocks_16_h1, 16 + i * 32, 16 + i * 32);
-        }
+        extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, Tinv_blocks_16_h1, 16, 16, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_below_32_f16_h1 -> Tinv_corner_32_right_h1
         TEXTRACT(Tinv_corner_32_right_h1, Tinv_below_32_f16_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_corner_32_right_h1 -> Tinv_corner_32_h1
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_corner_32_right_h1 -> Tinv_corner_32_h1
-        for (int64_t i = 0; i < 32; i += 16) {
-            TileAcc<float, 16, 16> Tinv_corner_32_h1_out;
-            TASSIGN(Tinv_corner_32_h1_out, 0x9800 + i * 64);
-            TileLeft<half, 16, 16> Tinv_corner_32_h1_left;
-            TASSIGN(Tinv_corner_32_h1_left, 0x8000 + i * 32);
-            TileRight<half, 16, 16> Tinv_corner_32_h1_right;
-            TASSIGN(Tinv_corner_32_h1_right, 0x8000 + i * 32);
-            TMATMUL(Tinv_corner_32_h1_out, Tinv_corner_32_h1_left, Tinv_corner_32_h1_right);
-        }
+        stacked_product<half, 32, false>(0x9800, 0x8000, 0x8000);  // Tinv_corner_32_h1
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_corner_32_left_h1 -> Tinv_below_64_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_corner_32_left -> Tinv_below_64_left
@@ -1300,13 +998,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_below_64_left -> Tinv_corner_64_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_32_h1 -> Tinv_blocks_32_h1
-        for (int64_t i = 0; i < 2; ++i) {
-            TileAcc<float, 16, 16> Tinv_blocks_32_h1_from;
-            TASSIGN(Tinv_blocks_32_h1_from, 0x9800 + i * 1024);
-            L1Tile<half, 16, 16> Tinv_blocks_32_h1_to;
-            TASSIGN(Tinv_blocks_32_h1_to, 0x6400 + i * 5120);
-            TMOV(Tinv_blocks_32_h1_to, Tinv_blocks_32_h1_from);
-        }
+        insert_blocks<16, 32, 2>(Tinv_blocks_32_h1, 0x6400, 5120, 0x9800);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_blocks_32_h1 -> Tinv_below_64_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_64 -> Tinv_below_64_f16
         TMOV(Tinv_below_64_f16, Tinv_below_64);
@@ -1332,13 +1024,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMOV(Tinv_below_64_f16_h1, Tinv_below_64_h1);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_64_f16_h1 -> Tinv_corner_64_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_corner_64 -> Tinv_blocks_64
-        for (int64_t j = 0; j < 2; ++j) {
-            TileAcc<float, 32, 16> Tinv_blocks_64_from;
-            TASSIGN(Tinv_blocks_64_from, 0xc000 + j * 2048);
-            L1Tile<half, 32, 16> Tinv_blocks_64_to;
-            TASSIGN(Tinv_blocks_64_to, 0x2600 + j * 2048);
-            TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
-        }
+        insert_blocks<32, 32, 1>(Tinv_blocks_64, 0x2600, 0, 0xc000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_64_left_h1 -> Tinv_corner_64_left_h1
         TEXTRACT(Tinv_corner_64_left_h1, Tinv_blocks_32_h1, 32, 32);
@@ -1349,13 +1035,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         TMATMUL(Tinv_corner_64_h1, Tinv_corner_64_left_h1, Tinv_corner_64_right_h1);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_64_h1 -> Tinv_blocks_64_h1
-        for (int64_t j = 0; j < 2; ++j) {
-            TileAcc<float, 32, 16> Tinv_blocks_64_h1_from;
-            TASSIGN(Tinv_blocks_64_h1_from, 0xd000 + j * 2048);
-            L1Tile<half, 32, 16> Tinv_blocks_64_h1_to;
-            TASSIGN(Tinv_blocks_64_h1_to, 0x6600 + j * 2048);
-            TMOV(Tinv_blocks_64_h1_to, Tinv_blocks_64_h1_from);
-        }
+        insert_blocks<32, 32, 1>(Tinv_blocks_64_h1, 0x6600, 0, 0xd000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_64_h1 -> Tinv_left_h1
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
         TEXTRACT(Tinv_left, Tinv_blocks_64, 0, 0);
@@ -1367,10 +1047,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_left -> Tinv_below_4_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv -> store
-        {
-            auto to = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
-            TSTORE(to, Tinv);
-        }
+        TSTORE(view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64), Tinv);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_64_h1 -> Tinv_left_h1
         TEXTRACT(Tinv_left_h1, Tinv_blocks_64_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_64_h1 -> Tinv_zeros_h1
@@ -1381,10 +1058,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_h1 -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // Tinv_left_h1 -> identity_product_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_h1 -> store
-        {
-            auto to = view(Tinv_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64);
-            TSTORE(to, Tinv_h1);
-        }
+        TSTORE(view(Tinv_ws_gm + (slot * HV + hv_1) * 4096, 64, 64, 64), Tinv_h1);
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv_blocks_64 -> Tinv_zeros
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // Tinv_blocks_64_h1 -> Tinv_zeros_h1
@@ -1411,81 +1085,39 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 24576);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 16> pairs_1_mask_of_16;
-    TASSIGN(pairs_1_mask_of_16, 0x0);
-    UbTile<float, 32, 16> eye_mask_of_16;
-    TASSIGN(eye_mask_of_16, 0x800);
-    UbTile<float, 32, 16> pairs_2_mask_of_16;
-    TASSIGN(pairs_2_mask_of_16, 0x1000);
-    UbTile<float, 32, 16> pairs_4_mask_of_16;
-    TASSIGN(pairs_4_mask_of_16, 0x1800);
-    UbTile<float, 32, 16> pairs_8_mask_of_16;
-    TASSIGN(pairs_8_mask_of_16, 0x2000);
-    UbTile<half, 32, 64> A;
-    TASSIGN(A, 0x2800);
-    UbTile<float, 32, 16> diagonal_stack_A;
-    TASSIGN(diagonal_stack_A, 0x3800);
-    UbTile<half, 32, 64> A_h1;
-    TASSIGN(A_h1, 0x4000);
-    UbTile<float, 32, 16> diagonal_stack_A_2;
-    TASSIGN(diagonal_stack_A_2, 0x5000);
-    UbTile<float, 32, 16> Tinv_rows_2;
-    TASSIGN(Tinv_rows_2, 0x5000);
-    UbTile<float, 32, 16> diagonal_stack_A_4;
-    TASSIGN(diagonal_stack_A_4, 0x5800);
-    UbTile<half, 32, 16> diagonal_stack_A_4_f16;
-    TASSIGN(diagonal_stack_A_4_f16, 0x6000);
-    UbTile<half, 32, 16> Tinv_rows_2_f16;
-    TASSIGN(Tinv_rows_2_f16, 0x6400);
-    UbTile<float, 32, 16> diagonal_stack_A_h1;
-    TASSIGN(diagonal_stack_A_h1, 0x6800);
-    UbTile<float, 32, 16> diagonal_stack_A_2_h1;
-    TASSIGN(diagonal_stack_A_2_h1, 0x7000);
-    UbTile<float, 32, 16> Tinv_rows_2_h1;
-    TASSIGN(Tinv_rows_2_h1, 0x7000);
-    UbTile<float, 32, 16> diagonal_stack_A_4_h1;
-    TASSIGN(diagonal_stack_A_4_h1, 0x7800);
-    UbTile<half, 32, 16> diagonal_stack_A_4_f16_h1;
-    TASSIGN(diagonal_stack_A_4_f16_h1, 0x8000);
-    UbTile<half, 32, 16> Tinv_rows_2_f16_h1;
-    TASSIGN(Tinv_rows_2_f16_h1, 0x8400);
-    UbTile<float, 32, 16> diagonal_stack_A_8;
-    TASSIGN(diagonal_stack_A_8, 0x8800);
-    UbTile<half, 32, 16> diagonal_stack_A_8_f16;
-    TASSIGN(diagonal_stack_A_8_f16, 0x9000);
-    UbTile<float, 32, 16> diagonal_stack_A_8_h1;
-    TASSIGN(diagonal_stack_A_8_h1, 0x9400);
-    UbTile<half, 32, 16> diagonal_stack_A_8_f16_h1;
-    TASSIGN(diagonal_stack_A_8_f16_h1, 0x9c00);
-    UbTile<float, 32, 16> diagonal_stack_16;
-    TASSIGN(diagonal_stack_16, 0x3800);
-    UbTile<half, 32, 16> diagonal_stack_16_f16;
-    TASSIGN(diagonal_stack_16_f16, 0xa000);
-    UbTile<float, 32, 16> diagonal_stack_16_h1;
-    TASSIGN(diagonal_stack_16_h1, 0x6800);
-    UbTile<half, 32, 16> diagonal_stack_16_f16_h1;
-    TASSIGN(diagonal_stack_16_f16_h1, 0xa400);
+    auto pairs_1_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x0);
+    auto eye_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x800);
+    auto pairs_2_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x1000);
+    auto pairs_4_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x1800);
+    auto pairs_8_mask_of_16 = tile_at<UbTile<float, 32, 16>>(0x2000);
+    auto A = tile_at<UbTile<half, 32, 64>>(0x2800);
+    auto diagonal_stack_A = tile_at<UbTile<float, 32, 16>>(0x3800);
+    auto A_h1 = tile_at<UbTile<half, 32, 64>>(0x4000);
+    auto diagonal_stack_A_2 = tile_at<UbTile<float, 32, 16>>(0x5000);
+    auto Tinv_rows_2 = tile_at<UbTile<float, 32, 16>>(0x5000);
+    auto diagonal_stack_A_4 = tile_at<UbTile<float, 32, 16>>(0x5800);
+    auto diagonal_stack_A_4_f16 = tile_at<UbTile<half, 32, 16>>(0x6000);
+    auto Tinv_rows_2_f16 = tile_at<UbTile<half, 32, 16>>(0x6400);
+    auto diagonal_stack_A_h1 = tile_at<UbTile<float, 32, 16>>(0x6800);
+    auto diagonal_stack_A_2_h1 = tile_at<UbTile<float, 32, 16>>(0x7000);
+    auto Tinv_rows_2_h1 = tile_at<UbTile<float, 32, 16>>(0x7000);
+    auto diagonal_stack_A_4_h1 = tile_at<UbTile<float, 32, 16>>(0x7800);
+    auto diagonal_stack_A_4_f16_h1 = tile_at<UbTile<half, 32, 16>>(0x8000);
+    auto Tinv_rows_2_f16_h1 = tile_at<UbTile<half, 32, 16>>(0x8400);
+    auto diagonal_stack_A_8 = tile_at<UbTile<float, 32, 16>>(0x8800);
+    auto diagonal_stack_A_8_f16 = tile_at<UbTile<half, 32, 16>>(0x9000);
+    auto diagonal_stack_A_8_h1 = tile_at<UbTile<float, 32, 16>>(0x9400);
+    auto diagonal_stack_A_8_f16_h1 = tile_at<UbTile<half, 32, 16>>(0x9c00);
+    auto diagonal_stack_16 = tile_at<UbTile<float, 32, 16>>(0x3800);
+    auto diagonal_stack_16_f16 = tile_at<UbTile<half, 32, 16>>(0xa000);
+    auto diagonal_stack_16_h1 = tile_at<UbTile<float, 32, 16>>(0x6800);
+    auto diagonal_stack_16_f16_h1 = tile_at<UbTile<half, 32, 16>>(0xa400);
     // Tinv = unit_lower_inverse(A)
-    {
-        auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_1_mask_of_16, from);
-    }
-    {
-        auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(eye_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_2_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_4_mask_of_16, from);
-    }
-    {
-        auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-        TLOAD(pairs_8_mask_of_16, from);
-    }
+    TLOAD(pairs_1_mask_of_16, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(eye_mask_of_16, view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(pairs_2_mask_of_16, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(pairs_4_mask_of_16, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
+    TLOAD(pairs_8_mask_of_16, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
@@ -1504,25 +1136,13 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
-        {
-            auto from = view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(A, from);
-        }
+        TLOAD(A, view(A_ws_gm + (slot * HV + hv) * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> diagonal_stack_A
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // A -> diagonal_stack_A
-        for (int64_t i = 0; i < 32; i += 16) {
-            UbBlock<half, 16, 64, 16> diagonal_stack_A_from;
-            TASSIGN(diagonal_stack_A_from, 0x2800 + (i * 65 + sub * 32) * 2);
-            UbTile<float, 16, 16> diagonal_stack_A_to;
-            TASSIGN(diagonal_stack_A_to, 0x3800 + i * 64);
-            TCVT(diagonal_stack_A_to, diagonal_stack_A_from, RoundMode::CAST_NONE);
-        }
+        diagonal_stack<16>(diagonal_stack_A, 0x3800, A, 0x2800 + sub * 64);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // A -> A
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
-        {
-            auto from = view(A_ws_gm + (slot * HV + hv_1) * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(A_h1, from);
-        }
+        TLOAD(A_h1, view(A_ws_gm + (slot * HV + hv_1) * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> diagonal_stack_A_h1
         pipe_barrier(PIPE_V);
         TMUL(diagonal_stack_A_2, diagonal_stack_A, pairs_1_mask_of_16);
@@ -1538,28 +1158,16 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_4_f16 -> store
         wait_flag_dev(1);  // diagonal_stack_A_4_f16_channel -> store
-        {
-            auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-            TSTORE(to, diagonal_stack_A_4_f16);
-        }
+        TSTORE(view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_4_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // diagonal_stack_A_4_f16 -> diagonal_stack_A_4_f16
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_rows_2_f16 -> store
         wait_flag_dev(2);  // Tinv_rows_2_f16_channel -> store
-        {
-            auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-            TSTORE(to, Tinv_rows_2_f16);
-        }
+        TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // Tinv_rows_2_f16 -> Tinv_rows_2_f16
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // A_h1 -> diagonal_stack_A_h1
-        for (int64_t i = 0; i < 32; i += 16) {
-            UbBlock<half, 16, 64, 16> diagonal_stack_A_h1_from;
-            TASSIGN(diagonal_stack_A_h1_from, 0x4000 + (i * 65 + sub * 32) * 2);
-            UbTile<float, 16, 16> diagonal_stack_A_h1_to;
-            TASSIGN(diagonal_stack_A_h1_to, 0x6800 + i * 64);
-            TCVT(diagonal_stack_A_h1_to, diagonal_stack_A_h1_from, RoundMode::CAST_NONE);
-        }
+        diagonal_stack<16>(diagonal_stack_A_h1, 0x6800, A_h1, 0x4000 + sub * 64);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // A_h1 -> A_h1
         pipe_barrier(PIPE_V);
         TMUL(diagonal_stack_A_2_h1, diagonal_stack_A_h1, pairs_1_mask_of_16);
@@ -1575,18 +1183,12 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // diagonal_stack_A_4_f16_h1 -> store
         wait_flag_dev(3);  // diagonal_stack_A_4_f16_channel1 -> store
-        {
-            auto to = view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-            TSTORE(to, diagonal_stack_A_4_f16_h1);
-        }
+        TSTORE(view(diagonal_stack_A_4_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_4_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel1 -> diagonal_stack_A_4_f16_in_h1
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // diagonal_stack_A_4_f16_h1 -> diagonal_stack_A_4_f16_h1
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> store
         wait_flag_dev(4);  // Tinv_rows_2_f16_channel1 -> store
-        {
-            auto to = view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-            TSTORE(to, Tinv_rows_2_f16_h1);
-        }
+        TSTORE(view(Tinv_rows_2_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel1 -> Tinv_rows_2_f16_in_h1
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16_h1 -> Tinv_rows_2_f16_h1
         TMUL(diagonal_stack_A_8, diagonal_stack_A, pairs_4_mask_of_16);
@@ -1596,10 +1198,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_A_8_f16 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_A_8_f16 -> store
         wait_flag_dev(5);  // diagonal_stack_A_8_f16_channel -> store
-        {
-            auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-            TSTORE(to, diagonal_stack_A_8_f16);
-        }
+        TSTORE(view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_8_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // diagonal_stack_A_8_f16 -> diagonal_stack_A_8_f16
         TMUL(diagonal_stack_A_8_h1, diagonal_stack_A_h1, pairs_4_mask_of_16);
@@ -1609,10 +1208,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // diagonal_stack_A_8_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // diagonal_stack_A_8_f16_h1 -> store
         wait_flag_dev(6);  // diagonal_stack_A_8_f16_channel1 -> store
-        {
-            auto to = view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-            TSTORE(to, diagonal_stack_A_8_f16_h1);
-        }
+        TSTORE(view(diagonal_stack_A_8_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_8_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel1 -> diagonal_stack_A_8_f16_in_h1
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID5);  // diagonal_stack_A_8_f16_h1 -> diagonal_stack_A_8_f16_h1
         TMUL(diagonal_stack_16, diagonal_stack_A, pairs_8_mask_of_16);
@@ -1622,10 +1218,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // diagonal_stack_16_f16 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // diagonal_stack_16_f16 -> store
         wait_flag_dev(7);  // diagonal_stack_16_f16_channel -> store
-        {
-            auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-            TSTORE(to, diagonal_stack_16_f16);
-        }
+        TSTORE(view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_16_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID6);  // diagonal_stack_16_f16 -> diagonal_stack_16_f16
         TMUL(diagonal_stack_16_h1, diagonal_stack_A_h1, pairs_8_mask_of_16);
@@ -1635,10 +1228,7 @@ PTO_ENTRY void gated_delta_rule_Tinv_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> store
         wait_flag_dev(8);  // diagonal_stack_16_f16_channel1 -> store
-        {
-            auto to = view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-            TSTORE(to, diagonal_stack_16_f16_h1);
-        }
+        TSTORE(view(diagonal_stack_16_f16_channel1_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_16_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel1 -> diagonal_stack_16_f16_in_h1
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID7);  // diagonal_stack_16_f16_h1 -> diagonal_stack_16_f16_h1
     }
@@ -1701,24 +1291,15 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ half *beta_v_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[4]);
     __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 64, 64> Tinv;
-    TASSIGN(Tinv, 0x0);
-    L1Tile<half, 64, 128> beta_v_f16_in;
-    TASSIGN(beta_v_f16_in, 0x2000);
-    TileLeft<half, 64, 64> U_offset_left;
-    TASSIGN(U_offset_left, 0x0);
-    TileRight<half, 64, 128> U_offset_right;
-    TASSIGN(U_offset_right, 0x0);
-    TileAcc<float, 64, 128> U_offset;
-    TASSIGN(U_offset, 0x0);
-    L1Tile<half, 64, 128> beta_exp_G_k_f16_in;
-    TASSIGN(beta_exp_G_k_f16_in, 0x6000);
-    TileLeft<half, 64, 64> U_weight_left;
-    TASSIGN(U_weight_left, 0x8000);
-    TileRight<half, 64, 128> U_weight_right;
-    TASSIGN(U_weight_right, 0x8000);
-    TileAcc<float, 64, 128> U_weight;
-    TASSIGN(U_weight, 0x8000);
+    auto Tinv = tile_at<L1Tile<half, 64, 64>>(0x0);
+    auto beta_v_f16_in = tile_at<L1Tile<half, 64, 128>>(0x2000);
+    auto U_offset_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto U_offset_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto U_offset = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto beta_exp_G_k_f16_in = tile_at<L1Tile<half, 64, 128>>(0x6000);
+    auto U_weight_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto U_weight_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto U_weight = tile_at<TileAcc<float, 64, 128>>(0x8000);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
     ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // beta_exp_G_k_f16_channel -> store
@@ -1734,16 +1315,10 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         const int64_t c = slot - first / 64 - n;
         if (c * 64 >= length) continue;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
-        {
-            auto from = view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64);
-            TLOAD(Tinv, from);
-        }
+        TLOAD(Tinv, view(Tinv_ws_gm + (slot * HV + hv) * 4096, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> U_offset_left
         wait_flag_dev(0);  // beta_v_f16_channel -> beta_v_f16_in
-        {
-            auto from = view(beta_v_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-            TLOAD(beta_v_f16_in, from);
-        }
+        TLOAD(beta_v_f16_in, view(beta_v_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // beta_v_f16_in -> U_offset_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(1));  // beta_v_f16_channel -> store
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // Tinv -> U_offset_left
@@ -1760,17 +1335,11 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // U_offset_left -> U_offset_left
         wait_flag_dev(0);  // beta_exp_G_k_f16_channel -> beta_exp_G_k_f16_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // beta_exp_G_k_f16_in -> beta_exp_G_k_f16_in
-        {
-            auto from = view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-            TLOAD(beta_exp_G_k_f16_in, from);
-        }
+        TLOAD(beta_exp_G_k_f16_in, view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // beta_exp_G_k_f16_in -> U_weight_right
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // beta_exp_G_k_f16_channel -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_offset -> store
-        {
-            auto to = view(U_offset_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
-            TSTORE(to, U_offset);
-        }
+        TSTORE(view(U_offset_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128), U_offset);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // U_offset -> U_offset
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
         TEXTRACT(U_weight_left, Tinv, 0, 0);
@@ -1786,10 +1355,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // U_weight_left -> U_weight_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight -> store
-        {
-            auto to = view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
-            TSTORE(to, U_weight);
-        }
+        TSTORE(view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128), U_weight);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // U_weight_f16 -> U_weight
     }
     wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // Tinv -> Tinv
@@ -1811,38 +1377,22 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
     __gm__ half *beta_exp_G_k_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<half, 32, 128> v;
-    TASSIGN(v, 0x0);
-    UbTile<half, 32, 128> k;
-    TASSIGN(k, 0x2000);
-    UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0x4000);
-    UbTile<float, 32, 128> k_f32;
-    TASSIGN(k_f32, 0x8000);
-    UbWide<float, 64> beta_wide;
-    TASSIGN(beta_wide, 0xc000);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0xc800);
-    UbTile<float, 1, 64> beta;
-    TASSIGN(beta, 0xd100);
-    UbCol<float, 32> beta_col;
-    TASSIGN(beta_col, 0xd100 + sub * 128);
-    UbTile<float, 32, 128> beta_v;
-    TASSIGN(beta_v, 0x4000);
-    UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0xc800);
-    UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0xc800 + sub * 128);
-    UbTile<float, 32, 128> exp_G_k;
-    TASSIGN(exp_G_k, 0x8000);
-    UbTile<half, 32, 128> beta_v_f16;
-    TASSIGN(beta_v_f16, 0xd200);
-    UbTile<float, 32, 128> beta_exp_G_k;
-    TASSIGN(beta_exp_G_k, 0x8000);
-    UbTile<half, 32, 128> beta_exp_G_k_f16;
-    TASSIGN(beta_exp_G_k_f16, 0xf200);
-    UbTile<float, 64, 8> beta_scratch;
-    TASSIGN(beta_scratch, 0xc900);
+    auto v = tile_at<UbTile<half, 32, 128>>(0x0);
+    auto k = tile_at<UbTile<half, 32, 128>>(0x2000);
+    auto v_f32 = tile_at<UbTile<float, 32, 128>>(0x4000);
+    auto k_f32 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto beta_wide = tile_at<UbWide<float, 64>>(0xc000);
+    auto G = tile_at<UbTile<float, 1, 64>>(0xc800);
+    auto beta = tile_at<UbTile<float, 1, 64>>(0xd100);
+    auto beta_col = tile_at<UbCol<float, 32>>(0xd100 + sub * 128);
+    auto beta_v = tile_at<UbTile<float, 32, 128>>(0x4000);
+    auto exp_G = tile_at<UbTile<float, 1, 64>>(0xc800);
+    auto exp_G_col = tile_at<UbCol<float, 32>>(0xc800 + sub * 128);
+    auto exp_G_k = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto beta_v_f16 = tile_at<UbTile<half, 32, 128>>(0xd200);
+    auto beta_exp_G_k = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto beta_exp_G_k_f16 = tile_at<UbTile<half, 32, 128>>(0xf200);
+    auto beta_scratch = tile_at<UbTile<float, 64, 8>>(0xc900);
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
@@ -1859,22 +1409,14 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         const int64_t part = part_of(rows, sub, 32);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v -> v_raw
-        UbPart<half, 32, 128> v_raw(part, 128);
-        TASSIGN(v_raw, 0x0);
-        if (part > 0) {
-            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-            TLOAD(v_raw, from);
-        }
+        auto v_raw = tile_at<UbPart<half, 32, 128>>(0x0, part, 128);
+        if (part > 0) TLOAD(v_raw, view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw -> v
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // v_raw -> v
         fill_rows(v, v_raw, part, 0x0);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
-        UbPart<half, 32, 128> k_raw(part, 128);
-        TASSIGN(k_raw, 0x2000);
-        if (part > 0) {
-            auto from = view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
-            TLOAD(k_raw, from);
-        }
+        auto k_raw = tile_at<UbPart<half, 32, 128>>(0x2000, part, 128);
+        if (part > 0) TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw -> k
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw -> k
         fill_rows(k, k_raw, part, 0x2000);
@@ -1884,18 +1426,13 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         TCVT(k_f32, k, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // beta_wide -> beta_raw
-        UbWidePart<float, 64> beta_raw(rows);
-        TASSIGN(beta_raw, 0xc000);
-        auto beta_raw_from = view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-        TLOAD(beta_raw, beta_raw_from);
+        auto beta_raw = tile_at<UbWidePart<float, 64>>(0xc000, rows);
+        TLOAD(beta_raw, view(beta_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw -> beta_wide
         fill_wide(beta_raw, rows, 0xc000);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // exp_G_col -> G
-        {
-            auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
-            TLOAD(G, from);
-        }
+        TLOAD(G, view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G -> exp_G
         pipe_barrier(PIPE_V);
         TTRANS(beta, beta_wide, beta_scratch);
@@ -1917,10 +1454,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         TROWEXPANDMUL(beta_exp_G_k, exp_G_k, beta_col);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // beta_v_f16 -> store
         wait_flag_dev(1);  // beta_v_f16_channel -> store
-        {
-            auto to = view(beta_v_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TSTORE(to, beta_v_f16);
-        }
+        TSTORE(view(beta_v_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), beta_v_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // beta_v_f16_channel -> beta_v_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // beta_v_f16 -> beta_v_f16
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // beta_exp_G_k_f16 -> beta_exp_G_k_f16
@@ -1929,10 +1463,7 @@ PTO_ENTRY void gated_delta_rule_U_weight_U_offset_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // beta_exp_G_k_f16 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // beta_exp_G_k_f16 -> store
         wait_flag_dev(2);  // beta_exp_G_k_f16_channel -> store
-        {
-            auto to = view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TSTORE(to, beta_exp_G_k_f16);
-        }
+        TSTORE(view(beta_exp_G_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), beta_exp_G_k_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // beta_exp_G_k_f16_channel -> beta_exp_G_k_f16_in
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // beta_exp_G_k_f16 -> beta_exp_G_k_f16
     }
@@ -1999,42 +1530,24 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *S_next_0_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[11]);
     __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 64, 128> U_weight;
-    TASSIGN(U_weight, 0x0);
-    L1Tile<half, 64, 128> k;
-    TASSIGN(k, 0x4000);
-    L1Tile<half, 128, 64> S_f16_0_in;
-    TASSIGN(S_f16_0_in, 0x8000);
-    L1Tile<half, 128, 64> S_f16_1_in;
-    TASSIGN(S_f16_1_in, 0xc000);
-    TileLeft<half, 64, 128> U_weight_S_0_left;
-    TASSIGN(U_weight_S_0_left, 0x0);
-    TileRight<half, 128, 64> U_weight_S_0_right;
-    TASSIGN(U_weight_S_0_right, 0x0);
-    TileAcc<float, 64, 64> U_weight_S_0;
-    TASSIGN(U_weight_S_0, 0x0);
-    TileLeft<half, 64, 128> U_weight_S_1_left;
-    TASSIGN(U_weight_S_1_left, 0x8000);
-    TileRight<half, 128, 64> U_weight_S_1_right;
-    TASSIGN(U_weight_S_1_right, 0x8000);
-    TileAcc<float, 64, 64> U_weight_S_1;
-    TASSIGN(U_weight_S_1, 0x4000);
-    L1Tile<half, 64, 64> U_decay_to_end_f16_0_in;
-    TASSIGN(U_decay_to_end_f16_0_in, 0x10000);
-    TileLeft<half, 128, 64> S_next_0_part_left;
-    TASSIGN(S_next_0_part_left, 0x0);
-    TileRight<half, 64, 64> S_next_0_part_right;
-    TASSIGN(S_next_0_part_right, 0x0);
-    TileAcc<float, 128, 64> S_next_0_part;
-    TASSIGN(S_next_0_part, 0x8000);
-    L1Tile<half, 64, 64> U_decay_to_end_f16_1_in;
-    TASSIGN(U_decay_to_end_f16_1_in, 0x12000);
-    TileLeft<half, 128, 64> S_next_1_part_left;
-    TASSIGN(S_next_1_part_left, 0x8000);
-    TileRight<half, 64, 64> S_next_1_part_right;
-    TASSIGN(S_next_1_part_right, 0x8000);
-    TileAcc<float, 128, 64> S_next_1_part;
-    TASSIGN(S_next_1_part, 0x10000);
+    auto U_weight = tile_at<L1Tile<half, 64, 128>>(0x0);
+    auto k = tile_at<L1Tile<half, 64, 128>>(0x4000);
+    auto S_f16_0_in = tile_at<L1Tile<half, 128, 64>>(0x8000);
+    auto S_f16_1_in = tile_at<L1Tile<half, 128, 64>>(0xc000);
+    auto U_weight_S_0_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto U_weight_S_0_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto U_weight_S_0 = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto U_weight_S_1_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto U_weight_S_1_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto U_weight_S_1 = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto U_decay_to_end_f16_0_in = tile_at<L1Tile<half, 64, 64>>(0x10000);
+    auto S_next_0_part_left = tile_at<TileLeft<half, 128, 64>>(0x0);
+    auto S_next_0_part_right = tile_at<TileRight<half, 64, 64>>(0x0);
+    auto S_next_0_part = tile_at<TileAcc<float, 128, 64>>(0x8000);
+    auto U_decay_to_end_f16_1_in = tile_at<L1Tile<half, 64, 64>>(0x12000);
+    auto S_next_1_part_left = tile_at<TileLeft<half, 128, 64>>(0x8000);
+    auto S_next_1_part_right = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto S_next_1_part = tile_at<TileAcc<float, 128, 64>>(0x10000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -2045,28 +1558,17 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             const int64_t slot = first / 64 + n + c;
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
-            {
-                auto from = view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
-                TLOAD(U_weight, from);
-            }
+            TLOAD(U_weight, view(U_weight_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_0_left
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
-            L1Part<half, 64, 128> k_raw(rows, 128);
-            TASSIGN(k_raw, 0x4000);
-            auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(k_raw, k_raw_from);
+            auto k_raw = tile_at<L1Part<half, 64, 128>>(0x4000, rows, 128);
+            TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
             if (rows < 64) TFILLPAD(k_raw, k_raw);
             wait_flag_dev(0);  // S_f16_0_channel -> S_f16_0_in
-            {
-                auto from = view(S_f16_0_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TLOAD(S_f16_0_in, from);
-            }
+            TLOAD(S_f16_0_in, view(S_f16_0_channel_gm + get_block_idx() * 8192, 128, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_0_in -> U_weight_S_0_right
             wait_flag_dev(0);  // S_f16_1_channel -> S_f16_1_in
-            {
-                auto from = view(S_f16_1_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TLOAD(S_f16_1_in, from);
-            }
+            TLOAD(S_f16_1_in, view(S_f16_1_channel_gm + get_block_idx() * 8192, 128, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_1_in -> U_weight_S_1_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // U_weight -> U_weight_S_0_left
             TEXTRACT(U_weight_S_0_left, U_weight, 0, 0);
@@ -2085,22 +1587,13 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TMATMUL(U_weight_S_1, U_weight_S_1_left, U_weight_S_1_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight_S_1 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // U_weight_S_0 -> store
-            {
-                auto to = view(U_weight_S_0_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, U_weight_S_0);
-            }
+            TSTORE(view(U_weight_S_0_channel_gm + get_block_idx() * 4096, 64, 64, 64), U_weight_S_0);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_0_channel -> U_weight_S_0_in
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // U_weight_S_1 -> store
-            {
-                auto to = view(U_weight_S_1_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, U_weight_S_1);
-            }
+            TSTORE(view(U_weight_S_1_channel_gm + get_block_idx() * 4096, 64, 64, 64), U_weight_S_1);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // U_weight_S_1_channel -> U_weight_S_1_in
             wait_flag_dev(0);  // U_decay_to_end_f16_0_channel -> U_decay_to_end_f16_0_in
-            {
-                auto from = view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(U_decay_to_end_f16_0_in, from);
-            }
+            TLOAD(U_decay_to_end_f16_0_in, view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // U_decay_to_end_f16_0_in -> S_next_0_part_right
             L1View<half, 128, 64> S_next_0_part_left_from;
             TRESHAPE(S_next_0_part_left_from, k);
@@ -2113,16 +1606,10 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TMATMUL(S_next_0_part, S_next_0_part_left, S_next_0_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_0_part -> store
             wait_flag_dev(0);  // U_decay_to_end_f16_1_channel -> U_decay_to_end_f16_1_in
-            {
-                auto from = view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(U_decay_to_end_f16_1_in, from);
-            }
+            TLOAD(U_decay_to_end_f16_1_in, view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // U_decay_to_end_f16_1_in -> S_next_1_part_right
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_0_part -> store
-            {
-                auto to = view(S_next_0_part_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TSTORE(to, S_next_0_part);
-            }
+            TSTORE(view(S_next_0_part_channel_gm + get_block_idx() * 8192, 128, 64, 64), S_next_0_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_0_part_channel -> S_next_0_part_in
             L1View<half, 128, 64> S_next_1_part_left_from;
             TRESHAPE(S_next_1_part_left_from, k);
@@ -2135,10 +1622,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TMATMUL(S_next_1_part, S_next_1_part_left, S_next_1_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_1_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // S_next_1_part -> store
-            {
-                auto to = view(S_next_1_part_channel_gm + get_block_idx() * 8192, 128, 64, 64);
-                TSTORE(to, S_next_1_part);
-            }
+            TSTORE(view(S_next_1_part_channel_gm + get_block_idx() * 8192, 128, 64, 64), S_next_1_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_1_part_channel -> S_next_1_part_in
         }
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // k -> k_raw
@@ -2164,70 +1648,38 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
     __gm__ float *S_next_1_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[12]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 64> S_0_0_raw;
-    TASSIGN(S_0_0_raw, 0x0);
-    UbTile<float, 64, 64> S_0_0;
-    TASSIGN(S_0_0, 0x0);
-    UbTile<float, 64, 64> S_0_1_raw;
-    TASSIGN(S_0_1_raw, 0x4000);
-    UbTile<float, 64, 64> S_0_1;
-    TASSIGN(S_0_1, 0x4000);
-    UbTile<float, 64, 64> S_0_2;
-    TASSIGN(S_0_2, 0x0);
-    UbTile<float, 64, 64> S_1;
-    TASSIGN(S_1, 0x4000);
-    UbTile<half, 64, 64> S_f16_0;
-    TASSIGN(S_f16_0, 0x8000);
-    UbTile<float, 32, 64> U_offset_0;
-    TASSIGN(U_offset_0, 0xa000);
-    UbTile<half, 64, 64> S_f16_1;
-    TASSIGN(S_f16_1, 0xc000);
-    UbTile<float, 32, 64> U_offset_1;
-    TASSIGN(U_offset_1, 0xe000);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x10000);
-    UbTile<float, 1, 64> G_times_minus_1;
-    TASSIGN(G_times_minus_1, 0x10100);
-    UbTile<float, 1, 64> last_G_minus_G;
-    TASSIGN(last_G_minus_G, 0x10100);
-    UbTile<float, 1, 64> decay_to_end;
-    TASSIGN(decay_to_end, 0x10100);
-    UbCol<float, 32> decay_to_end_col;
-    TASSIGN(decay_to_end_col, 0x10100 + sub * 128);
-    UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x10000);
-    UbTile<float, 64, 64> chunk_decay_S_0;
-    TASSIGN(chunk_decay_S_0, 0x10200);
-    UbTile<float, 64, 64> chunk_decay_S_1;
-    TASSIGN(chunk_decay_S_1, 0x14200);
-    UbTile<float, 32, 64> U_weight_S_0_in;
-    TASSIGN(U_weight_S_0_in, 0x18200);
-    UbTile<float, 32, 64> U_0;
-    TASSIGN(U_0, 0xa000);
-    UbTile<float, 32, 64> U_decay_to_end_0;
-    TASSIGN(U_decay_to_end_0, 0x1a200);
-    UbTile<float, 32, 64> U_weight_S_1_in;
-    TASSIGN(U_weight_S_1_in, 0x1c200);
-    UbTile<half, 32, 64> U_decay_to_end_f16_0;
-    TASSIGN(U_decay_to_end_f16_0, 0x1e200);
-    UbTile<half, 32, 64> U_f16_0;
-    TASSIGN(U_f16_0, 0x1f200);
-    UbTile<float, 32, 64> U_1;
-    TASSIGN(U_1, 0xe000);
-    UbTile<float, 32, 64> U_decay_to_end_1;
-    TASSIGN(U_decay_to_end_1, 0x20200);
-    UbTile<half, 32, 64> U_decay_to_end_f16_1;
-    TASSIGN(U_decay_to_end_f16_1, 0x22200);
-    UbTile<half, 32, 64> U_f16_1;
-    TASSIGN(U_f16_1, 0x23200);
-    UbTile<float, 64, 64> S_next_0_part_in;
-    TASSIGN(S_next_0_part_in, 0x24200);
-    UbTile<float, 64, 64> S_next_0;
-    TASSIGN(S_next_0, 0x0);
-    UbTile<float, 64, 64> S_next_1_part_in;
-    TASSIGN(S_next_1_part_in, 0x28200);
-    UbTile<float, 64, 64> S_next_1;
-    TASSIGN(S_next_1, 0x4000);
+    auto S_0_0_raw = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto S_0_0 = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto S_0_1_raw = tile_at<UbTile<float, 64, 64>>(0x4000);
+    auto S_0_1 = tile_at<UbTile<float, 64, 64>>(0x4000);
+    auto S_0_2 = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto S_1 = tile_at<UbTile<float, 64, 64>>(0x4000);
+    auto S_f16_0 = tile_at<UbTile<half, 64, 64>>(0x8000);
+    auto U_offset_0 = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto S_f16_1 = tile_at<UbTile<half, 64, 64>>(0xc000);
+    auto U_offset_1 = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto G = tile_at<UbTile<float, 1, 64>>(0x10000);
+    auto G_times_minus_1 = tile_at<UbTile<float, 1, 64>>(0x10100);
+    auto last_G_minus_G = tile_at<UbTile<float, 1, 64>>(0x10100);
+    auto decay_to_end = tile_at<UbTile<float, 1, 64>>(0x10100);
+    auto decay_to_end_col = tile_at<UbCol<float, 32>>(0x10100 + sub * 128);
+    auto exp_G = tile_at<UbTile<float, 1, 64>>(0x10000);
+    auto chunk_decay_S_0 = tile_at<UbTile<float, 64, 64>>(0x10200);
+    auto chunk_decay_S_1 = tile_at<UbTile<float, 64, 64>>(0x14200);
+    auto U_weight_S_0_in = tile_at<UbTile<float, 32, 64>>(0x18200);
+    auto U_0 = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto U_decay_to_end_0 = tile_at<UbTile<float, 32, 64>>(0x1a200);
+    auto U_weight_S_1_in = tile_at<UbTile<float, 32, 64>>(0x1c200);
+    auto U_decay_to_end_f16_0 = tile_at<UbTile<half, 32, 64>>(0x1e200);
+    auto U_f16_0 = tile_at<UbTile<half, 32, 64>>(0x1f200);
+    auto U_1 = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto U_decay_to_end_1 = tile_at<UbTile<float, 32, 64>>(0x20200);
+    auto U_decay_to_end_f16_1 = tile_at<UbTile<half, 32, 64>>(0x22200);
+    auto U_f16_1 = tile_at<UbTile<half, 32, 64>>(0x23200);
+    auto S_next_0_part_in = tile_at<UbTile<float, 64, 64>>(0x24200);
+    auto S_next_0 = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto S_next_1_part_in = tile_at<UbTile<float, 64, 64>>(0x28200);
+    auto S_next_1 = tile_at<UbTile<float, 64, 64>>(0x4000);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -2235,18 +1687,12 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         const int64_t n = item / HV;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
-            TLOAD(S_0_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_0_raw -> S_0_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_0_raw -> S_0_0
         if (!has_initial_state) TEXPANDS(S_0_0, 0);
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
-            TLOAD(S_0_1_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_1_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_1_raw -> S_0_1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // S_0_1_raw -> S_0_1
         if (!has_initial_state) TEXPANDS(S_0_1, 0);
@@ -2256,38 +1702,20 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             pipe_barrier(PIPE_V);
             TCVT(S_f16_0, S_0_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
-            {
-                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 0, 32, 64, 128);
-                TLOAD(U_offset_0, from);
-            }
+            TLOAD(U_offset_0, view(U_offset_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 0, 32, 64, 128));
             TCVT(S_f16_1, S_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16_1 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16_0 -> store
-            {
-                auto to = view(S_f16_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TSTORE(to, S_f16_0);
-            }
+            TSTORE(view(S_f16_0_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64), S_f16_0);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_0_channel -> S_f16_0_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U_1 -> U_offset_1
-            {
-                auto from = view(U_offset_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 64, 32, 64, 128);
-                TLOAD(U_offset_1, from);
-            }
-            {
-                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
-                TSTORE(to, S_f16_0);
-            }
-            {
-                auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
-                TLOAD(G, from);
-            }
+            TLOAD(U_offset_1, view(U_offset_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 64, 32, 64, 128));
+            TSTORE(view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128), S_f16_0);
+            TLOAD(G, view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G -> G_times_minus_1
             set_flag(PIPE_MTE2, PIPE_S, EVENT_ID0);  // G -> last_G
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16_1 -> store
-            {
-                auto to = view(S_f16_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TSTORE(to, S_f16_1);
-            }
+            TSTORE(view(S_f16_1_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64), S_f16_1);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_1_channel -> S_f16_1_in
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G -> G_times_minus_1
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
@@ -2303,16 +1731,10 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             wait_flag(PIPE_V, PIPE_S, EVENT_ID0);  // exp_G -> chunk_decay
             const float chunk_decay = exp_G.GetValue(63);
             TMULS(chunk_decay_S_0, S_0_2, chunk_decay);
-            {
-                auto to = view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
-                TSTORE(to, S_f16_1);
-            }
+            TSTORE(view(S_ws_gm + (slot * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128), S_f16_1);
             TMULS(chunk_decay_S_1, S_1, chunk_decay);
             wait_flag_dev(1);  // U_weight_S_0_channel -> U_weight_S_0_in
-            {
-                auto from = view(U_weight_S_0_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(U_weight_S_0_in, from);
-            }
+            TLOAD(U_weight_S_0_in, view(U_weight_S_0_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_weight_S_0_in -> U_0
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // U_weight_S_0_in -> U_0
             // U = U_offset - U_weight @ S
@@ -2321,19 +1743,13 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TROWEXPANDMUL(U_decay_to_end_0, U_0, decay_to_end_col);
             wait_flag_dev(1);  // U_weight_S_1_channel -> U_weight_S_1_in
-            {
-                auto from = view(U_weight_S_1_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(U_weight_S_1_in, from);
-            }
+            TLOAD(U_weight_S_1_in, view(U_weight_S_1_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // U_weight_S_1_in -> U_1
             pipe_barrier(PIPE_V);
             TCVT(U_decay_to_end_f16_0, U_decay_to_end_0, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_decay_to_end_f16_0 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // U_decay_to_end_f16_0 -> store
-            {
-                auto to = view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, U_decay_to_end_f16_0);
-            }
+            TSTORE(view(U_decay_to_end_f16_0_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), U_decay_to_end_f16_0);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_0_channel -> U_decay_to_end_f16_0_in
             TCVT(U_f16_0, U_0, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U_f16_0 -> store
@@ -2341,10 +1757,7 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             // U = U_offset - U_weight @ S
             TSUB(U_1, U_offset_1, U_weight_S_1_in);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // U_f16_0 -> store
-            {
-                auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 0, 32, 64, 128);
-                TSTORE(to, U_f16_0);
-            }
+            TSTORE(view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 0, 32, 64, 128), U_f16_0);
             pipe_barrier(PIPE_V);
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * U)
             TROWEXPANDMUL(U_decay_to_end_1, U_1, decay_to_end_col);
@@ -2352,32 +1765,20 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
             TCVT(U_decay_to_end_f16_1, U_decay_to_end_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // U_decay_to_end_f16_1 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // U_decay_to_end_f16_1 -> store
-            {
-                auto to = view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, U_decay_to_end_f16_1);
-            }
+            TSTORE(view(U_decay_to_end_f16_1_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), U_decay_to_end_f16_1);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // U_decay_to_end_f16_1_channel -> U_decay_to_end_f16_1_in
             TCVT(U_f16_1, U_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_f16_1 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U_1 -> U_offset_1
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // U_f16_1 -> store
-            {
-                auto to = view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 64, 32, 64, 128);
-                TSTORE(to, U_f16_1);
-            }
+            TSTORE(view(U_ws_gm + (slot * HV + hv) * 8192 + sub * 32 * 128 + 64, 32, 64, 128), U_f16_1);
             wait_flag_dev(1);  // S_next_0_part_channel -> S_next_0_part_in
-            {
-                auto from = view(S_next_0_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TLOAD(S_next_0_part_in, from);
-            }
+            TLOAD(S_next_0_part_in, view(S_next_0_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_0_part_in -> S_next_0
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_0_part_in -> S_next_0
             TADD(S_next_0, chunk_decay_S_0, S_next_0_part_in);
             wait_flag_dev(1);  // S_next_1_part_channel -> S_next_1_part_in
-            {
-                auto from = view(S_next_1_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64);
-                TLOAD(S_next_1_part_in, from);
-            }
+            TLOAD(S_next_1_part_in, view(S_next_1_part_channel_gm + get_block_idx() * 8192 + sub * 64 * 64, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_1_part_in -> S_next_1
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // S_next_1_part_in -> S_next_1
             TADD(S_next_1, chunk_decay_S_1, S_next_1_part_in);
@@ -2385,15 +1786,9 @@ PTO_ENTRY void gated_delta_rule_S_U_fp16(
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // U_1 -> U_offset_1
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_next_0 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_next_0 -> store
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128);
-            TSTORE(to, S_0_2);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 0, 64, 64, 128), S_0_2);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128);
-            TSTORE(to, S_1);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128 + 64, 64, 64, 128), S_1);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T_1 -> S_0_1_raw
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T_0 -> S_0_0_raw
@@ -2454,62 +1849,34 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ half *q_kT_D_f16_channel1_gm = reinterpret_cast<__gm__ half *>(workspace + table[9]);
     __gm__ float *o_sum_part_channel1_gm = reinterpret_cast<__gm__ float *>(workspace + table[10]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 64, 128> q;
-    TASSIGN(q, 0x0);
-    L1Tile<half, 64, 128> k;
-    TASSIGN(k, 0x4000);
-    L1Tile<half, 64, 128> q_h1;
-    TASSIGN(q_h1, 0x8000);
-    TileLeft<half, 64, 128> q_kT_left;
-    TASSIGN(q_kT_left, 0x0);
-    TileRight<half, 128, 64> q_kT_right;
-    TASSIGN(q_kT_right, 0x0);
-    TileAcc<float, 64, 64> q_kT;
-    TASSIGN(q_kT, 0x0);
-    L1Tile<half, 64, 128> k_h1;
-    TASSIGN(k_h1, 0xc000);
-    L1Tile<half, 128, 128> S;
-    TASSIGN(S, 0x10000);
-    TileLeft<half, 64, 128> q_kT_left_h1;
-    TASSIGN(q_kT_left_h1, 0x8000);
-    TileRight<half, 128, 64> q_kT_right_h1;
-    TASSIGN(q_kT_right_h1, 0x8000);
-    TileAcc<float, 64, 64> q_kT_h1;
-    TASSIGN(q_kT_h1, 0x4000);
-    L1Tile<half, 128, 128> S_h1;
-    TASSIGN(S_h1, 0x18000);
-    TileLeft<half, 64, 128> q_S_left;
-    TASSIGN(q_S_left, 0x0);
-    TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x0);
-    TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x8000);
-    L1Tile<half, 64, 128> U;
-    TASSIGN(U, 0x20000);
-    TileLeft<half, 64, 128> q_S_left_h1;
-    TASSIGN(q_S_left_h1, 0x8000);
-    TileRight<half, 128, 128> q_S_right_h1;
-    TASSIGN(q_S_right_h1, 0x8000);
-    TileAcc<float, 64, 128> q_S_h1;
-    TASSIGN(q_S_h1, 0x10000);
-    L1Tile<half, 64, 128> U_h1;
-    TASSIGN(U_h1, 0x24000);
-    L1Tile<half, 64, 64> q_kT_D_f16_in;
-    TASSIGN(q_kT_D_f16_in, 0x28000);
-    L1Tile<half, 64, 64> q_kT_D_f16_in_h1;
-    TASSIGN(q_kT_D_f16_in_h1, 0x2a000);
-    TileLeft<half, 64, 64> o_sum_part_left;
-    TASSIGN(o_sum_part_left, 0x0);
-    TileRight<half, 64, 128> o_sum_part_right;
-    TASSIGN(o_sum_part_right, 0x0);
-    TileAcc<float, 64, 128> o_sum_part;
-    TASSIGN(o_sum_part, 0x18000);
-    TileLeft<half, 64, 64> o_sum_part_left_h1;
-    TASSIGN(o_sum_part_left_h1, 0x8000);
-    TileRight<half, 64, 128> o_sum_part_right_h1;
-    TASSIGN(o_sum_part_right_h1, 0x8000);
-    TileAcc<float, 64, 128> o_sum_part_h1;
-    TASSIGN(o_sum_part_h1, 0x0);
+    auto q = tile_at<L1Tile<half, 64, 128>>(0x0);
+    auto k = tile_at<L1Tile<half, 64, 128>>(0x4000);
+    auto q_h1 = tile_at<L1Tile<half, 64, 128>>(0x8000);
+    auto q_kT_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_kT_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_kT = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto k_h1 = tile_at<L1Tile<half, 64, 128>>(0xc000);
+    auto S = tile_at<L1Tile<half, 128, 128>>(0x10000);
+    auto q_kT_left_h1 = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_kT_right_h1 = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_kT_h1 = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto S_h1 = tile_at<L1Tile<half, 128, 128>>(0x18000);
+    auto q_S_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_S_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto q_S = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto U = tile_at<L1Tile<half, 64, 128>>(0x20000);
+    auto q_S_left_h1 = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_S_right_h1 = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto q_S_h1 = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto U_h1 = tile_at<L1Tile<half, 64, 128>>(0x24000);
+    auto q_kT_D_f16_in = tile_at<L1Tile<half, 64, 64>>(0x28000);
+    auto q_kT_D_f16_in_h1 = tile_at<L1Tile<half, 64, 64>>(0x2a000);
+    auto o_sum_part_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto o_sum_part_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto o_sum_part = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto o_sum_part_left_h1 = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto o_sum_part_right_h1 = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto o_sum_part_h1 = tile_at<TileAcc<float, 64, 128>>(0x0);
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
     set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_h1 -> q_raw_h1
     set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_part_left -> q_kT_left
@@ -2528,23 +1895,17 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         const int64_t t = first - b * T + c * 64;
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
-        L1Part<half, 64, 128> q_raw(rows, 128);
-        TASSIGN(q_raw, 0x0);
-        auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(q_raw, q_raw_from);
+        auto q_raw = tile_at<L1Part<half, 64, 128>>(0x0, rows, 128);
+        TLOAD(q_raw, view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 64) TFILLPAD(q_raw, q_raw);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_kT_left
-        L1Part<half, 64, 128> k_raw(rows, 128);
-        TASSIGN(k_raw, 0x4000);
-        auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(k_raw, k_raw_from);
+        auto k_raw = tile_at<L1Part<half, 64, 128>>(0x4000, rows, 128);
+        TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 64) TFILLPAD(k_raw, k_raw);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> q_kT_right
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_h1 -> q_raw_h1
-        L1Part<half, 64, 128> q_raw_h1(rows, 128);
-        TASSIGN(q_raw_h1, 0x8000);
-        auto q_raw_h1_from = view(q_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(q_raw_h1, q_raw_h1_from);
+        auto q_raw_h1 = tile_at<L1Part<half, 64, 128>>(0x8000, rows, 128);
+        TLOAD(q_raw_h1, view(q_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 64) TFILLPAD(q_raw_h1, q_raw_h1);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_h1 -> q_kT_left_h1
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_kT_left
@@ -2561,22 +1922,14 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TMATMUL(q_kT, q_kT_left, q_kT_right);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left -> q_S_left
-        L1Part<half, 64, 128> k_raw_h1(rows, 128);
-        TASSIGN(k_raw_h1, 0xc000);
-        auto k_raw_h1_from = view(k_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128));
-        TLOAD(k_raw_h1, k_raw_h1_from);
+        auto k_raw_h1 = tile_at<L1Part<half, 64, 128>>(0xc000, rows, 128);
+        TLOAD(k_raw_h1, view(k_gm + token_at(H, h_1, 128, b, T, t), rows, 128, token_stride(H, 128)));
         if (rows < 64) TFILLPAD(k_raw_h1, k_raw_h1);
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_h1 -> q_kT_right_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
-        {
-            auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-            TSTORE(to, q_kT);
-        }
+        TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel -> q_kT_in
-        {
-            auto from = view(S_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128);
-            TLOAD(S, from);
-        }
+        TLOAD(S, view(S_ws_gm + (slot * HV + hv) * 16384, 128, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // S -> q_S_right
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_h1 -> q_kT_left_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_h1 -> q_kT_left_h1
@@ -2591,16 +1944,10 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_h1 -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_kT_left_h1 -> q_S_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_h1 -> store
-        {
-            auto to = view(q_kT_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TSTORE(to, q_kT_h1);
-        }
+        TSTORE(view(q_kT_channel1_gm + get_block_idx() * 4096, 64, 64, 64), q_kT_h1);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_kT_channel1 -> q_kT_in_h1
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID2);  // S_h1 -> S_h1
-        {
-            auto from = view(S_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128);
-            TLOAD(S_h1, from);
-        }
+        TLOAD(S_h1, view(S_ws_gm + (slot * HV + hv_1) * 16384, 128, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // S_h1 -> q_S_right_h1
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left -> q_S_left
         TEXTRACT(q_S_left, q, 0, 0);
@@ -2613,10 +1960,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_S_left -> o_sum_part_left
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID3);  // U -> U
-        {
-            auto from = view(U_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128);
-            TLOAD(U, from);
-        }
+        TLOAD(U, view(U_ws_gm + (slot * HV + hv) * 8192, 64, 128, 128));
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_kT_left_h1 -> q_S_left_h1
         TEXTRACT(q_S_left_h1, q_h1, 0, 0);
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // q_h1 -> q_raw_h1
@@ -2630,33 +1974,18 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // q_S_left_h1 -> o_sum_part_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_S -> store
         wait_flag_dev(2);  // q_S_channel -> store
-        {
-            auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-            TSTORE(to, q_S);
-        }
+        TSTORE(view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), q_S);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel -> q_S_in
         wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID4);  // U_h1 -> U_h1
-        {
-            auto from = view(U_ws_gm + (slot * HV + hv_1) * 8192, 64, 128, 128);
-            TLOAD(U_h1, from);
-        }
+        TLOAD(U_h1, view(U_ws_gm + (slot * HV + hv_1) * 8192, 64, 128, 128));
         wait_flag_dev(1);  // q_kT_D_f16_channel -> q_kT_D_f16_in
-        {
-            auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(q_kT_D_f16_in, from);
-        }
+        TLOAD(q_kT_D_f16_in, view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> o_sum_part_left
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_S_h1 -> store
-        {
-            auto to = view(q_S_channel1_gm + get_block_idx() * 8192, 64, 128, 128);
-            TSTORE(to, q_S_h1);
-        }
+        TSTORE(view(q_S_channel1_gm + get_block_idx() * 8192, 64, 128, 128), q_S_h1);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // q_S_channel1 -> q_S_in_h1
         wait_flag_dev(1);  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_h1
-        {
-            auto from = view(q_kT_D_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64);
-            TLOAD(q_kT_D_f16_in_h1, from);
-        }
+        TLOAD(q_kT_D_f16_in_h1, view(q_kT_D_f16_channel1_gm + get_block_idx() * 4096, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_kT_D_f16_in_h1 -> o_sum_part_left_h1
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_kT_D_f16_in -> o_sum_part_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // q_S_left -> o_sum_part_left
@@ -2679,16 +2008,10 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_h1 -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_h1 -> q_kT_left_h1
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // o_sum_part -> store
-        {
-            auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-            TSTORE(to, o_sum_part);
-        }
+        TSTORE(view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum_part);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel -> o_sum_part_in
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum_part_h1 -> store
-        {
-            auto to = view(o_sum_part_channel1_gm + get_block_idx() * 8192, 64, 128, 128);
-            TSTORE(to, o_sum_part_h1);
-        }
+        TSTORE(view(o_sum_part_channel1_gm + get_block_idx() * 8192, 64, 128, 128), o_sum_part_h1);
         ffts_cross_core_sync(PIPE_FIX, group_flag(0));  // o_sum_part_channel1 -> o_sum_part_in_h1
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_h1 -> q_kT
     }
@@ -2719,85 +2042,45 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 0);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x0);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x2000);
-    UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x2000 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1;
-    TASSIGN(G_times_minus_1, 0x2100);
-    UbTile<float, 1, 64> G_h1;
-    TASSIGN(G_h1, 0x2200);
-    UbCol<float, 32> G_col_h1;
-    TASSIGN(G_col_h1, 0x2200 + sub * 128);
-    UbTile<float, 32, 64> G_times_expand;
-    TASSIGN(G_times_expand, 0x2300);
-    UbTile<float, 32, 64> G_minus_G;
-    TASSIGN(G_minus_G, 0x2300);
-    UbTile<float, 1, 64> G_times_minus_1_h1;
-    TASSIGN(G_times_minus_1_h1, 0x4300);
-    UbTile<float, 32, 64> G_times_expand_h1;
-    TASSIGN(G_times_expand_h1, 0x4400);
-    UbTile<float, 32, 64> lower_G_minus_G;
-    TASSIGN(lower_G_minus_G, 0x2300);
-    UbTile<float, 32, 64> G_minus_G_h1;
-    TASSIGN(G_minus_G_h1, 0x4400);
-    UbTile<float, 32, 64> D;
-    TASSIGN(D, 0x2300);
-    UbTile<float, 32, 64> lower_G_minus_G_h1;
-    TASSIGN(lower_G_minus_G_h1, 0x4400);
-    UbTile<float, 32, 64> D_h1;
-    TASSIGN(D_h1, 0x4400);
-    UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x2000);
-    UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x2000 + sub * 128);
-    UbTile<float, 1, 64> exp_G_h1;
-    TASSIGN(exp_G_h1, 0x2200);
-    UbCol<float, 32> exp_G_col_h1;
-    TASSIGN(exp_G_col_h1, 0x2200 + sub * 128);
-    UbTile<float, 32, 64> q_kT_in;
-    TASSIGN(q_kT_in, 0x6400);
-    UbTile<float, 32, 64> q_kT_D;
-    TASSIGN(q_kT_D, 0x6400);
-    UbTile<half, 32, 64> q_kT_D_f16;
-    TASSIGN(q_kT_D_f16, 0x8400);
-    UbTile<float, 32, 64> q_kT_in_h1;
-    TASSIGN(q_kT_in_h1, 0x9400);
-    UbTile<float, 32, 64> q_kT_D_h1;
-    TASSIGN(q_kT_D_h1, 0x9400);
-    UbTile<half, 32, 64> q_kT_D_f16_h1;
-    TASSIGN(q_kT_D_f16_h1, 0xb400);
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0xc400);
-    UbTile<float, 32, 128> exp_G_q_S;
-    TASSIGN(exp_G_q_S, 0xc400);
-    UbTile<float, 32, 128> q_S_in_h1;
-    TASSIGN(q_S_in_h1, 0x10400);
-    UbTile<float, 32, 128> exp_G_q_S_h1;
-    TASSIGN(exp_G_q_S_h1, 0x10400);
-    UbTile<float, 32, 128> o_sum_part_in;
-    TASSIGN(o_sum_part_in, 0x14400);
-    UbTile<float, 32, 128> o_sum;
-    TASSIGN(o_sum, 0xc400);
-    UbTile<float, 32, 128> o_sum_part_in_h1;
-    TASSIGN(o_sum_part_in_h1, 0x18400);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0xc400);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x1c400);
-    UbTile<float, 32, 128> o_sum_h1;
-    TASSIGN(o_sum_h1, 0x10400);
-    UbTile<float, 32, 128> o_h1;
-    TASSIGN(o_h1, 0x10400);
-    UbTile<half, 32, 128> o_f16_h1;
-    TASSIGN(o_f16_h1, 0x1e400);
+    auto lower_fill = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto G = tile_at<UbTile<float, 1, 64>>(0x2000);
+    auto G_col = tile_at<UbCol<float, 32>>(0x2000 + sub * 128);
+    auto G_times_minus_1 = tile_at<UbTile<float, 1, 64>>(0x2100);
+    auto G_h1 = tile_at<UbTile<float, 1, 64>>(0x2200);
+    auto G_col_h1 = tile_at<UbCol<float, 32>>(0x2200 + sub * 128);
+    auto G_times_expand = tile_at<UbTile<float, 32, 64>>(0x2300);
+    auto G_minus_G = tile_at<UbTile<float, 32, 64>>(0x2300);
+    auto G_times_minus_1_h1 = tile_at<UbTile<float, 1, 64>>(0x4300);
+    auto G_times_expand_h1 = tile_at<UbTile<float, 32, 64>>(0x4400);
+    auto lower_G_minus_G = tile_at<UbTile<float, 32, 64>>(0x2300);
+    auto G_minus_G_h1 = tile_at<UbTile<float, 32, 64>>(0x4400);
+    auto D = tile_at<UbTile<float, 32, 64>>(0x2300);
+    auto lower_G_minus_G_h1 = tile_at<UbTile<float, 32, 64>>(0x4400);
+    auto D_h1 = tile_at<UbTile<float, 32, 64>>(0x4400);
+    auto exp_G = tile_at<UbTile<float, 1, 64>>(0x2000);
+    auto exp_G_col = tile_at<UbCol<float, 32>>(0x2000 + sub * 128);
+    auto exp_G_h1 = tile_at<UbTile<float, 1, 64>>(0x2200);
+    auto exp_G_col_h1 = tile_at<UbCol<float, 32>>(0x2200 + sub * 128);
+    auto q_kT_in = tile_at<UbTile<float, 32, 64>>(0x6400);
+    auto q_kT_D = tile_at<UbTile<float, 32, 64>>(0x6400);
+    auto q_kT_D_f16 = tile_at<UbTile<half, 32, 64>>(0x8400);
+    auto q_kT_in_h1 = tile_at<UbTile<float, 32, 64>>(0x9400);
+    auto q_kT_D_h1 = tile_at<UbTile<float, 32, 64>>(0x9400);
+    auto q_kT_D_f16_h1 = tile_at<UbTile<half, 32, 64>>(0xb400);
+    auto q_S_in = tile_at<UbTile<float, 32, 128>>(0xc400);
+    auto exp_G_q_S = tile_at<UbTile<float, 32, 128>>(0xc400);
+    auto q_S_in_h1 = tile_at<UbTile<float, 32, 128>>(0x10400);
+    auto exp_G_q_S_h1 = tile_at<UbTile<float, 32, 128>>(0x10400);
+    auto o_sum_part_in = tile_at<UbTile<float, 32, 128>>(0x14400);
+    auto o_sum = tile_at<UbTile<float, 32, 128>>(0xc400);
+    auto o_sum_part_in_h1 = tile_at<UbTile<float, 32, 128>>(0x18400);
+    auto o = tile_at<UbTile<float, 32, 128>>(0xc400);
+    auto o_f16 = tile_at<UbTile<half, 32, 128>>(0x1c400);
+    auto o_sum_h1 = tile_at<UbTile<float, 32, 128>>(0x10400);
+    auto o_h1 = tile_at<UbTile<float, 32, 128>>(0x10400);
+    auto o_f16_h1 = tile_at<UbTile<half, 32, 128>>(0x1e400);
     // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
-    {
-        auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(lower_fill, from);
-    }
+    TLOAD(lower_fill, view(lower_fill_gm + sub * 32 * 64, 32, 64, 64));
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
     set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
     ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_channel -> store
@@ -2813,18 +2096,12 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
         const int64_t part = part_of(rows, sub, 32);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
-        {
-            auto from = view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64);
-            TLOAD(G, from);
-        }
+        TLOAD(G, view(G_ws_gm + (slot * HV + hv) * 64, 1, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G -> G_times_minus_1
         TMULS(G_times_minus_1, G, -1.0f);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
-        {
-            auto from = view(G_ws_gm + (slot * HV + hv_1) * 64, 1, 64, 64);
-            TLOAD(G_h1, from);
-        }
+        TLOAD(G_h1, view(G_ws_gm + (slot * HV + hv_1) * 64, 1, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // G_h1 -> G_times_minus_1_h1
         pipe_barrier(PIPE_V);
         TCOLEXPAND(G_times_expand, G_times_minus_1);
@@ -2846,10 +2123,7 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TEXP(exp_G, G);
         TEXP(exp_G_h1, G_h1);
         wait_flag_dev(0);  // q_kT_channel -> q_kT_in
-        {
-            auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(q_kT_in, from);
-        }
+        TLOAD(q_kT_in, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_D
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_kT_in -> q_kT_D
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
@@ -2858,16 +2132,10 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TCVT(q_kT_D_f16, q_kT_D, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_kT_D_f16 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_kT_D_f16 -> store
-        {
-            auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, q_kT_D_f16);
-        }
+        TSTORE(view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_kT_D_f16);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel -> q_kT_D_f16_in
         wait_flag_dev(0);  // q_kT_channel1 -> q_kT_in_h1
-        {
-            auto from = view(q_kT_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TLOAD(q_kT_in_h1, from);
-        }
+        TLOAD(q_kT_in_h1, view(q_kT_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_h1 -> q_kT_D_h1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_h1 -> q_kT_D_h1
         TMUL(q_kT_D_h1, q_kT_in_h1, D_h1);
@@ -2875,45 +2143,30 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         TCVT(q_kT_D_f16_h1, q_kT_D_h1, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_h1 -> store
-        {
-            auto to = view(q_kT_D_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-            TSTORE(to, q_kT_D_f16_h1);
-        }
+        TSTORE(view(q_kT_D_f16_channel1_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_kT_D_f16_h1);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(1));  // q_kT_D_f16_channel1 -> q_kT_D_f16_in_h1
         wait_flag_dev(0);  // q_S_channel -> q_S_in
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
-        {
-            auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TLOAD(q_S_in, from);
-        }
+        TLOAD(q_S_in, view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
         ffts_cross_core_sync(PIPE_MTE2, group_flag(2));  // q_S_channel -> store
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
         TROWEXPANDMUL(exp_G_q_S, q_S_in, exp_G_col);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G
         wait_flag_dev(0);  // q_S_channel1 -> q_S_in_h1
-        {
-            auto from = view(q_S_channel1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TLOAD(q_S_in_h1, from);
-        }
+        TLOAD(q_S_in_h1, view(q_S_channel1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_h1 -> exp_G_q_S_h1
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_S_in_h1 -> exp_G_q_S_h1
         pipe_barrier(PIPE_V);
         TROWEXPANDMUL(exp_G_q_S_h1, q_S_in_h1, exp_G_col_h1);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_col_h1 -> G_h1
         wait_flag_dev(0);  // o_sum_part_channel -> o_sum_part_in
-        {
-            auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TLOAD(o_sum_part_in, from);
-        }
+        TLOAD(o_sum_part_in, view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_sum_part_in -> o_sum
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_sum_part_in -> o_sum
         TADD(o_sum, exp_G_q_S, o_sum_part_in);
         wait_flag_dev(0);  // o_sum_part_channel1 -> o_sum_part_in_h1
-        {
-            auto from = view(o_sum_part_channel1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-            TLOAD(o_sum_part_in_h1, from);
-        }
+        TLOAD(o_sum_part_in_h1, view(o_sum_part_channel1_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_h1 -> o_sum_h1
         pipe_barrier(PIPE_V);
         TMULS(o, o_sum, scale);
@@ -2923,10 +2176,8 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // o -> q_S_in
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // o_f16 -> store
         if (part > 0) {
-            UbPart<half, 32, 128> valid(part, 128);
-            TASSIGN(valid, 0x1c400);
-            auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-            TSTORE(to, valid);
+            auto valid = tile_at<UbPart<half, 32, 128>>(0x1c400, part, 128);
+            TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
         }
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // o_sum_part_in_h1 -> o_sum_h1
         TADD(o_sum_h1, exp_G_q_S_h1, o_sum_part_in_h1);
@@ -2937,10 +2188,8 @@ PTO_ENTRY void gated_delta_rule_o_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_h1 -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_h1 -> store
         if (part > 0) {
-            UbPart<half, 32, 128> valid(part, 128);
-            TASSIGN(valid, 0x1e400);
-            auto to = view(o_gm + token_at(HV, hv_1, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-            TSTORE(to, valid);
+            auto valid = tile_at<UbPart<half, 32, 128>>(0x1e400, part, 128);
+            TSTORE(view(o_gm + token_at(HV, hv_1, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
         }
     }
     wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_col -> G

@@ -126,10 +126,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -184,8 +195,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -211,8 +221,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -223,10 +232,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -360,164 +419,85 @@ PTO_ENTRY void gla_o_S_fp16(
     __gm__ float *to_middle_2_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 81920);
     __gm__ float *to_middle_1_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 98304);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<float, 64, 64> lower_mask;
-    TASSIGN(lower_mask, 0x0);
-    TileLeft<float, 64, 64> G_left;
-    TASSIGN(G_left, 0x0);
-    L1Tile<float, 64, 128> exp_g_times_0_sum_in;
-    TASSIGN(exp_g_times_0_sum_in, 0x4000);
-    TileRight<float, 64, 128> G_right;
-    TASSIGN(G_right, 0x0);
-    TileAcc<float, 64, 128> G;
-    TASSIGN(G, 0x0);
-    L1Tile<half, 64, 128> q_cube;
-    TASSIGN(q_cube, 0xc000);
-    TileLeft<half, 64, 128> q_kT_left;
-    TASSIGN(q_kT_left, 0x8000);
-    L1Tile<half, 64, 128> k_cube;
-    TASSIGN(k_cube, 0x10000);
-    TileRight<half, 128, 64> q_kT_right;
-    TASSIGN(q_kT_right, 0x8000);
-    TileAcc<float, 64, 64> q_kT;
-    TASSIGN(q_kT, 0x8000);
-    L1Tile<float, 64, 64> to_middle_32_of_0_1;
-    TASSIGN(to_middle_32_of_0_1, 0x14000);
-    TileLeft<float, 64, 64> G_to_32_left;
-    TASSIGN(G_to_32_left, 0x0);
-    L1Tile<float, 64, 128> G_in;
-    TASSIGN(G_in, 0x18000);
-    TileRight<float, 64, 128> G_to_32_right;
-    TASSIGN(G_to_32_right, 0x0);
-    TileAcc<float, 64, 128> G_to_32;
-    TASSIGN(G_to_32, 0xc000);
-    L1Tile<float, 64, 64> to_middle_16_of_0_1;
-    TASSIGN(to_middle_16_of_0_1, 0x20000);
-    TileLeft<float, 64, 64> G_to_16_left;
-    TASSIGN(G_to_16_left, 0x8000);
-    TileRight<float, 64, 128> G_to_16_right;
-    TASSIGN(G_to_16_right, 0x8000);
-    TileAcc<float, 64, 128> G_to_16;
-    TASSIGN(G_to_16, 0x14000);
-    L1Tile<float, 64, 64> to_middle_8_of_0_1;
-    TASSIGN(to_middle_8_of_0_1, 0x24000);
-    TileLeft<float, 64, 64> G_to_8_left;
-    TASSIGN(G_to_8_left, 0x0);
-    TileRight<float, 64, 128> G_to_8_right;
-    TASSIGN(G_to_8_right, 0x0);
-    TileAcc<float, 64, 128> G_to_8;
-    TASSIGN(G_to_8, 0x0);
-    L1Tile<float, 64, 64> to_middle_4_of_0_1;
-    TASSIGN(to_middle_4_of_0_1, 0x28000);
-    TileLeft<float, 64, 64> G_to_4_left;
-    TASSIGN(G_to_4_left, 0x8000);
-    TileRight<float, 64, 128> G_to_4_right;
-    TASSIGN(G_to_4_right, 0x8000);
-    TileAcc<float, 64, 128> G_to_4;
-    TASSIGN(G_to_4, 0x8000);
-    L1Tile<float, 64, 64> to_middle_2_of_0_1;
-    TASSIGN(to_middle_2_of_0_1, 0x2c000);
-    TileLeft<float, 64, 64> G_to_2_left;
-    TASSIGN(G_to_2_left, 0x0);
-    TileRight<float, 64, 128> G_to_2_right;
-    TASSIGN(G_to_2_right, 0x0);
-    TileAcc<float, 64, 128> G_to_2;
-    TASSIGN(G_to_2, 0x10000);
-    L1Tile<float, 64, 64> to_middle_1_of_0_1;
-    TASSIGN(to_middle_1_of_0_1, 0x30000);
-    TileLeft<float, 64, 64> G_to_1_left;
-    TASSIGN(G_to_1_left, 0x8000);
-    TileRight<float, 64, 128> G_to_1_right;
-    TASSIGN(G_to_1_right, 0x8000);
-    TileAcc<float, 64, 128> G_to_1;
-    TASSIGN(G_to_1, 0x18000);
-    L1Tile<half, 64, 128> k_decay_to_end_f16_in;
-    TASSIGN(k_decay_to_end_f16_in, 0x34000);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x0);
-    L1Tile<half, 64, 128> v;
-    TASSIGN(v, 0x38000);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x0);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x0);
-    L1Tile<half, 64, 128> q_exp_G_to_32_f16_in;
-    TASSIGN(q_exp_G_to_32_f16_in, 0x3c000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_left;
-    TASSIGN(q_exp_G_to_product_left, 0x8000);
-    L1Tile<half, 64, 128> k_exp_G_to_32_f16_in;
-    TASSIGN(k_exp_G_to_32_f16_in, 0x40000);
-    TileRight<half, 128, 64> q_exp_G_to_product_right;
-    TASSIGN(q_exp_G_to_product_right, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product;
-    TASSIGN(q_exp_G_to_product, 0x10000);
-    L1Tile<half, 64, 128> q_exp_G_to_16_f16_in;
-    TASSIGN(q_exp_G_to_16_f16_in, 0x44000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_2_left;
-    TASSIGN(q_exp_G_to_product_2_left, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_16_f16_in;
-    TASSIGN(k_exp_G_to_16_f16_in, 0x48000);
-    TileRight<half, 128, 64> q_exp_G_to_product_2_right;
-    TASSIGN(q_exp_G_to_product_2_right, 0x0);
-    TileAcc<float, 64, 64> q_exp_G_to_product_2;
-    TASSIGN(q_exp_G_to_product_2, 0x14000);
-    L1Tile<half, 64, 128> q_exp_G_to_8_f16_in;
-    TASSIGN(q_exp_G_to_8_f16_in, 0x4c000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_3_left;
-    TASSIGN(q_exp_G_to_product_3_left, 0x8000);
-    L1Tile<half, 64, 128> k_exp_G_to_8_f16_in;
-    TASSIGN(k_exp_G_to_8_f16_in, 0x50000);
-    TileRight<half, 128, 64> q_exp_G_to_product_3_right;
-    TASSIGN(q_exp_G_to_product_3_right, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_3;
-    TASSIGN(q_exp_G_to_product_3, 0x18000);
-    L1Tile<half, 64, 128> q_exp_G_to_4_f16_in;
-    TASSIGN(q_exp_G_to_4_f16_in, 0x54000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_4_left;
-    TASSIGN(q_exp_G_to_product_4_left, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_4_f16_in;
-    TASSIGN(k_exp_G_to_4_f16_in, 0x58000);
-    TileRight<half, 128, 64> q_exp_G_to_product_4_right;
-    TASSIGN(q_exp_G_to_product_4_right, 0x0);
-    TileAcc<float, 64, 64> q_exp_G_to_product_4;
-    TASSIGN(q_exp_G_to_product_4, 0x1c000);
-    L1Tile<half, 64, 128> q_exp_G_to_2_f16_in;
-    TASSIGN(q_exp_G_to_2_f16_in, 0x5c000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_5_left;
-    TASSIGN(q_exp_G_to_product_5_left, 0x8000);
-    L1Tile<half, 64, 128> k_exp_G_to_2_f16_in;
-    TASSIGN(k_exp_G_to_2_f16_in, 0x60000);
-    TileRight<half, 128, 64> q_exp_G_to_product_5_right;
-    TASSIGN(q_exp_G_to_product_5_right, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_5;
-    TASSIGN(q_exp_G_to_product_5, 0x0);
-    L1Tile<half, 64, 128> q_exp_G_to_1_f16_in;
-    TASSIGN(q_exp_G_to_1_f16_in, 0x64000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_6_left;
-    TASSIGN(q_exp_G_to_product_6_left, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_1_f16_in;
-    TASSIGN(k_exp_G_to_1_f16_in, 0x68000);
-    TileRight<half, 128, 64> q_exp_G_to_product_6_right;
-    TASSIGN(q_exp_G_to_product_6_right, 0x0);
-    TileAcc<float, 64, 64> q_exp_G_to_product_6;
-    TASSIGN(q_exp_G_to_product_6, 0x4000);
-    L1Tile<half, 64, 64> operand_of_o_f16_in;
-    TASSIGN(operand_of_o_f16_in, 0x6c000);
-    TileLeft<half, 64, 64> operand_of_o_v_left;
-    TASSIGN(operand_of_o_v_left, 0x8000);
-    TileRight<half, 64, 128> operand_of_o_v_right;
-    TASSIGN(operand_of_o_v_right, 0x8000);
-    TileAcc<float, 64, 128> operand_of_o_v;
-    TASSIGN(operand_of_o_v, 0x8000);
-    L1Tile<half, 64, 128> exp_G_q_f16_in;
-    TASSIGN(exp_G_q_f16_in, 0x6e000);
-    TileLeft<half, 64, 128> o_sum_left;
-    TASSIGN(o_sum_left, 0x0);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x72000);
-    TileRight<half, 128, 128> o_sum_right;
-    TASSIGN(o_sum_right, 0x0);
-    TileAcc<float, 64, 128> o_sum;
-    TASSIGN(o_sum, 0x8000);
+    auto lower_mask = tile_at<L1Tile<float, 64, 64>>(0x0);
+    auto G_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto exp_g_times_0_sum_in = tile_at<L1Tile<float, 64, 128>>(0x4000);
+    auto G_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto q_cube = tile_at<L1Tile<half, 64, 128>>(0xc000);
+    auto q_kT_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_cube = tile_at<L1Tile<half, 64, 128>>(0x10000);
+    auto q_kT_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_kT = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto to_middle_32_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x14000);
+    auto G_to_32_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_in = tile_at<L1Tile<float, 64, 128>>(0x18000);
+    auto G_to_32_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_32 = tile_at<TileAcc<float, 64, 128>>(0xc000);
+    auto to_middle_16_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x20000);
+    auto G_to_16_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_16_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_16 = tile_at<TileAcc<float, 64, 128>>(0x14000);
+    auto to_middle_8_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x24000);
+    auto G_to_8_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_to_8_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_8 = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto to_middle_4_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x28000);
+    auto G_to_4_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_4_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_4 = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto to_middle_2_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x2c000);
+    auto G_to_2_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_to_2_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_2 = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto to_middle_1_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x30000);
+    auto G_to_1_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_1_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_1 = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto k_decay_to_end_f16_in = tile_at<L1Tile<half, 64, 128>>(0x34000);
+    auto S_next_part_left = tile_at<TileLeft<half, 128, 64>>(0x0);
+    auto v = tile_at<L1Tile<half, 64, 128>>(0x38000);
+    auto S_next_part_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto S_next_part = tile_at<TileAcc<float, 128, 128>>(0x0);
+    auto q_exp_G_to_32_f16_in = tile_at<L1Tile<half, 64, 128>>(0x3c000);
+    auto q_exp_G_to_product_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_exp_G_to_32_f16_in = tile_at<L1Tile<half, 64, 128>>(0x40000);
+    auto q_exp_G_to_product_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product = tile_at<TileAcc<float, 64, 64>>(0x10000);
+    auto q_exp_G_to_16_f16_in = tile_at<L1Tile<half, 64, 128>>(0x44000);
+    auto q_exp_G_to_product_2_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_16_f16_in = tile_at<L1Tile<half, 64, 128>>(0x48000);
+    auto q_exp_G_to_product_2_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_exp_G_to_product_2 = tile_at<TileAcc<float, 64, 64>>(0x14000);
+    auto q_exp_G_to_8_f16_in = tile_at<L1Tile<half, 64, 128>>(0x4c000);
+    auto q_exp_G_to_product_3_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_exp_G_to_8_f16_in = tile_at<L1Tile<half, 64, 128>>(0x50000);
+    auto q_exp_G_to_product_3_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_3 = tile_at<TileAcc<float, 64, 64>>(0x18000);
+    auto q_exp_G_to_4_f16_in = tile_at<L1Tile<half, 64, 128>>(0x54000);
+    auto q_exp_G_to_product_4_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_4_f16_in = tile_at<L1Tile<half, 64, 128>>(0x58000);
+    auto q_exp_G_to_product_4_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_exp_G_to_product_4 = tile_at<TileAcc<float, 64, 64>>(0x1c000);
+    auto q_exp_G_to_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x5c000);
+    auto q_exp_G_to_product_5_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_exp_G_to_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x60000);
+    auto q_exp_G_to_product_5_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_5 = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto q_exp_G_to_1_f16_in = tile_at<L1Tile<half, 64, 128>>(0x64000);
+    auto q_exp_G_to_product_6_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_1_f16_in = tile_at<L1Tile<half, 64, 128>>(0x68000);
+    auto q_exp_G_to_product_6_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_exp_G_to_product_6 = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto operand_of_o_f16_in = tile_at<L1Tile<half, 64, 64>>(0x6c000);
+    auto operand_of_o_v_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto operand_of_o_v_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto operand_of_o_v = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto exp_G_q_f16_in = tile_at<L1Tile<half, 64, 128>>(0x6e000);
+    auto o_sum_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto S_f16_in = tile_at<L1Tile<half, 128, 128>>(0x72000);
+    auto o_sum_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto o_sum = tile_at<TileAcc<float, 64, 128>>(0x8000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -528,19 +508,13 @@ PTO_ENTRY void gla_o_S_fp16(
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             // G = cumsum(g)
-            {
-                auto from = view(lower_mask_gm, 64, 64, 64);
-                TLOAD(lower_mask, from);
-            }
+            TLOAD(lower_mask, view(lower_mask_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> G_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> G_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
             TEXTRACT(G_left, lower_mask, 0, 0);
             wait_flag_dev(0);  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in
-            {
-                auto from = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_g_times_0_sum_in, from);
-            }
+            TLOAD(exp_g_times_0_sum_in, view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_g_times_0_sum_in -> G_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_g_times_0_sum_in -> G_right
             TEXTRACT(G_right, exp_g_times_0_sum_in, 0, 0);
@@ -550,24 +524,17 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // G_left -> G_to_32_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G -> store
-            {
-                auto to = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G);
-            }
+            TSTORE(view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128), G);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_channel -> last_G
             set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // G_channel -> G_in
-            L1Part<half, 64, 128> q_cube_raw(rows, 128);
-            TASSIGN(q_cube_raw, 0xc000);
-            auto q_cube_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(q_cube_raw, q_cube_raw_from);
+            auto q_cube_raw = tile_at<L1Part<half, 64, 128>>(0xc000, rows, 128);
+            TLOAD(q_cube_raw, view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
             if (rows < 64) TFILLPAD(q_cube_raw, q_cube_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_cube -> q_kT_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_cube -> q_kT_left
             TEXTRACT(q_kT_left, q_cube, 0, 0);
-            L1Part<half, 64, 128> k_cube_raw(rows, 128);
-            TASSIGN(k_cube_raw, 0x10000);
-            auto k_cube_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(k_cube_raw, k_cube_raw_from);
+            auto k_cube_raw = tile_at<L1Part<half, 64, 128>>(0x10000, rows, 128);
+            TLOAD(k_cube_raw, view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
             if (rows < 64) TFILLPAD(k_cube_raw, k_cube_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_cube -> q_kT_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_cube -> q_kT_right
@@ -584,25 +551,16 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left -> G_to_16_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT -> store
-            {
-                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_kT);
-            }
+            TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_kT_channel -> q_kT_in
             // exp_G_to_32 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_32_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_32_of_0_1, from);
-            }
+            TLOAD(to_middle_32_of_0_1, view(to_middle_32_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_32_of_0_1 -> G_to_32_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_32_of_0_1 -> G_to_32_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // G_left -> G_to_32_left
             TEXTRACT(G_to_32_left, to_middle_32_of_0_1, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // G_channel -> G_in
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(G_in, from);
-            }
+            TLOAD(G_in, view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // G_in -> G_to_32_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // G_in -> G_to_32_right
             TEXTRACT(G_to_32_right, G_in, 0, 0);
@@ -612,10 +570,7 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // G_to_32 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // G_to_32_left -> G_to_8_left
             // exp_G_to_16 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_16_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_16_of_0_1, from);
-            }
+            TLOAD(to_middle_16_of_0_1, view(to_middle_16_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_16_of_0_1 -> G_to_16_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_16_of_0_1 -> G_to_16_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left -> G_to_16_left
@@ -627,17 +582,11 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_16 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // G_to_16_left -> G_to_4_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // G_to_32 -> store
-            {
-                auto to = view(G_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_32);
-            }
+            TSTORE(view(G_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_32);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_to_32_channel -> G_to_32_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // G_to_32 -> G_to_4
             // exp_G_to_8 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_8_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_8_of_0_1, from);
-            }
+            TLOAD(to_middle_8_of_0_1, view(to_middle_8_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_8_of_0_1 -> G_to_8_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_8_of_0_1 -> G_to_8_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // G_to_32_left -> G_to_8_left
@@ -649,17 +598,11 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_8 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // G_to_8_left -> G_to_2_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_16 -> store
-            {
-                auto to = view(G_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_16);
-            }
+            TSTORE(view(G_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_16);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_to_16_channel -> G_to_16_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // G_to_16 -> G_to_2
             // exp_G_to_4 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_4_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_4_of_0_1, from);
-            }
+            TLOAD(to_middle_4_of_0_1, view(to_middle_4_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_4_of_0_1 -> G_to_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_4_of_0_1 -> G_to_4_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // G_to_16_left -> G_to_4_left
@@ -671,16 +614,10 @@ PTO_ENTRY void gla_o_S_fp16(
             TMATMUL(G_to_4, G_to_4_left, G_to_4_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // G_to_4 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_8 -> store
-            {
-                auto to = view(G_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_8);
-            }
+            TSTORE(view(G_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_8);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_to_8_channel -> G_to_8_in
             // exp_G_to_2 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_2_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_2_of_0_1, from);
-            }
+            TLOAD(to_middle_2_of_0_1, view(to_middle_2_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_2_of_0_1 -> G_to_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_2_of_0_1 -> G_to_2_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // G_to_8_left -> G_to_2_left
@@ -691,15 +628,9 @@ PTO_ENTRY void gla_o_S_fp16(
             wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // G_to_16 -> G_to_2
             TMATMUL(G_to_2, G_to_2_left, G_to_2_right);
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // G_to_4 -> store
-            {
-                auto to = view(G_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_4);
-            }
+            TSTORE(view(G_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_4);
             // exp_G_to_1 = exp(to_middle(G))
-            {
-                auto from = view(to_middle_1_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_1_of_0_1, from);
-            }
+            TLOAD(to_middle_1_of_0_1, view(to_middle_1_of_0_1_gm, 64, 64, 64));
             pipe_barrier(PIPE_ALL);
             TEXTRACT(G_to_1_left, to_middle_1_of_0_1, 0, 0);
             TEXTRACT(G_to_1_right, G_in, 0, 0);
@@ -708,25 +639,17 @@ PTO_ENTRY void gla_o_S_fp16(
             TMATMUL(G_to_1, G_to_1_left, G_to_1_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // G_to_1 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // G_to_1_left -> q_exp_G_to_product_left
-            {
-                auto to = view(G_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_2);
-            }
+            TSTORE(view(G_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_2);
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // G_to_2 -> q_exp_G_to_product
             wait_flag_dev(0);  // k_decay_to_end_f16_channel -> k_decay_to_end_f16_in
-            {
-                auto from = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_decay_to_end_f16_in, from);
-            }
+            TLOAD(k_decay_to_end_f16_in, view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_decay_to_end_f16_in -> S_next_part_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_decay_to_end_f16_in -> S_next_part_left
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k_decay_to_end_f16_in);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
-            L1Part<half, 64, 128> v_raw(rows, 128);
-            TASSIGN(v_raw, 0x38000);
-            auto v_raw_from = view(v_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(v_raw, v_raw_from);
+            auto v_raw = tile_at<L1Part<half, 64, 128>>(0x38000, rows, 128);
+            TLOAD(v_raw, view(v_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128)));
             if (rows < 64) TFILLPAD(v_raw, v_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // v -> S_next_part_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // v -> S_next_part_right
@@ -737,29 +660,17 @@ PTO_ENTRY void gla_o_S_fp16(
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // G_to_1 -> store
-            {
-                auto to = view(G_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_1);
-            }
+            TSTORE(view(G_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_1);
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
-            {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
-            }
+            TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part);
             wait_flag_dev(0);  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in
-            {
-                auto from = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_32_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_32_f16_in, view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_32_f16_in -> q_exp_G_to_product_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_32_f16_in -> q_exp_G_to_product_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // G_to_1_left -> q_exp_G_to_product_left
             TEXTRACT(q_exp_G_to_product_left, q_exp_G_to_32_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in
-            {
-                auto from = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_32_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_32_f16_in, view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_G_to_32_f16_in -> q_exp_G_to_product_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_G_to_32_f16_in -> q_exp_G_to_product_right
             L1View<half, 128, 64> q_exp_G_to_product_right_from;
@@ -775,24 +686,15 @@ PTO_ENTRY void gla_o_S_fp16(
             TMATMUL(q_exp_G_to_product, q_exp_G_to_product_left, q_exp_G_to_product_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product -> store
-            {
-                auto to = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product);
-            }
+            TSTORE(view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_channel -> q_exp_G_to_product_in
             wait_flag_dev(0);  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in
-            {
-                auto from = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_16_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_16_f16_in, view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_16_f16_in -> q_exp_G_to_product_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_16_f16_in -> q_exp_G_to_product_2_left
             TEXTRACT(q_exp_G_to_product_2_left, q_exp_G_to_16_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in
-            {
-                auto from = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_16_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_16_f16_in, view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_16_f16_in -> q_exp_G_to_product_2_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_16_f16_in -> q_exp_G_to_product_2_right
             L1View<half, 128, 64> q_exp_G_to_product_2_right_from;
@@ -803,24 +705,15 @@ PTO_ENTRY void gla_o_S_fp16(
             TMATMUL(q_exp_G_to_product_2, q_exp_G_to_product_2_left, q_exp_G_to_product_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_exp_G_to_product_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_exp_G_to_product_2 -> store
-            {
-                auto to = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_2);
-            }
+            TSTORE(view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in
             wait_flag_dev(0);  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in
-            {
-                auto from = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_8_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_8_f16_in, view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_8_f16_in -> q_exp_G_to_product_3_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_8_f16_in -> q_exp_G_to_product_3_left
             TEXTRACT(q_exp_G_to_product_3_left, q_exp_G_to_8_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in
-            {
-                auto from = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_8_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_8_f16_in, view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_8_f16_in -> q_exp_G_to_product_3_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_8_f16_in -> q_exp_G_to_product_3_right
             L1View<half, 128, 64> q_exp_G_to_product_3_right_from;
@@ -831,24 +724,15 @@ PTO_ENTRY void gla_o_S_fp16(
             TMATMUL(q_exp_G_to_product_3, q_exp_G_to_product_3_left, q_exp_G_to_product_3_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_3 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_3 -> store
-            {
-                auto to = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_3);
-            }
+            TSTORE(view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_3);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in
             wait_flag_dev(0);  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in
-            {
-                auto from = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_4_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_4_f16_in, view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_4_f16_in -> q_exp_G_to_product_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_4_f16_in -> q_exp_G_to_product_4_left
             TEXTRACT(q_exp_G_to_product_4_left, q_exp_G_to_4_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in
-            {
-                auto from = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_4_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_4_f16_in, view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_G_to_4_f16_in -> q_exp_G_to_product_4_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_G_to_4_f16_in -> q_exp_G_to_product_4_right
             L1View<half, 128, 64> q_exp_G_to_product_4_right_from;
@@ -860,24 +744,15 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_exp_G_to_product_4 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_product_4_left -> q_exp_G_to_product_6_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_exp_G_to_product_4 -> store
-            {
-                auto to = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_4);
-            }
+            TSTORE(view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_4);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in
             wait_flag_dev(0);  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in
-            {
-                auto from = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_2_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_2_f16_in, view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_2_f16_in -> q_exp_G_to_product_5_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_2_f16_in -> q_exp_G_to_product_5_left
             TEXTRACT(q_exp_G_to_product_5_left, q_exp_G_to_2_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in
-            {
-                auto from = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_2_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_2_f16_in, view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_G_to_2_f16_in -> q_exp_G_to_product_5_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_G_to_2_f16_in -> q_exp_G_to_product_5_right
             L1View<half, 128, 64> q_exp_G_to_product_5_right_from;
@@ -888,25 +763,16 @@ PTO_ENTRY void gla_o_S_fp16(
             TMATMUL(q_exp_G_to_product_5, q_exp_G_to_product_5_left, q_exp_G_to_product_5_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_exp_G_to_product_5 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_exp_G_to_product_5 -> store
-            {
-                auto to = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_5);
-            }
+            TSTORE(view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_5);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_5_channel -> q_exp_G_to_product_5_in
             wait_flag_dev(0);  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in
-            {
-                auto from = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_1_f16_in, from);
-            }
+            TLOAD(q_exp_G_to_1_f16_in, view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_1_f16_in -> q_exp_G_to_product_6_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_1_f16_in -> q_exp_G_to_product_6_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_product_4_left -> q_exp_G_to_product_6_left
             TEXTRACT(q_exp_G_to_product_6_left, q_exp_G_to_1_f16_in, 0, 0);
             wait_flag_dev(0);  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in
-            {
-                auto from = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_1_f16_in, from);
-            }
+            TLOAD(k_exp_G_to_1_f16_in, view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_1_f16_in -> q_exp_G_to_product_6_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_1_f16_in -> q_exp_G_to_product_6_right
             L1View<half, 128, 64> q_exp_G_to_product_6_right_from;
@@ -917,16 +783,10 @@ PTO_ENTRY void gla_o_S_fp16(
             TMATMUL(q_exp_G_to_product_6, q_exp_G_to_product_6_left, q_exp_G_to_product_6_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_exp_G_to_product_6 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_exp_G_to_product_6 -> store
-            {
-                auto to = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_6);
-            }
+            TSTORE(view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_6);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in
             wait_flag_dev(0);  // operand_of_o_f16_channel -> operand_of_o_f16_in
-            {
-                auto from = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(operand_of_o_f16_in, from);
-            }
+            TLOAD(operand_of_o_f16_in, view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_o_f16_in -> operand_of_o_v_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // operand_of_o_f16_in -> operand_of_o_v_left
             TEXTRACT(operand_of_o_v_left, operand_of_o_f16_in, 0, 0);
@@ -934,17 +794,11 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // operand_of_o_v_right -> operand_of_o_v
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // operand_of_o_v_right -> operand_of_o_v
             TMATMUL(operand_of_o_v, operand_of_o_v_left, operand_of_o_v_right);
-            {
-                auto from = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_G_q_f16_in, from);
-            }
+            TLOAD(exp_G_q_f16_in, view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // exp_G_q_f16_in -> o_sum_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // exp_G_q_f16_in -> o_sum_left
             TEXTRACT(o_sum_left, exp_G_q_f16_in, 0, 0);
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
+            TLOAD(S_f16_in, view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // S_f16_in -> o_sum_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // S_f16_in -> o_sum_right
             TEXTRACT(o_sum_right, S_f16_in, 0, 0);
@@ -954,10 +808,7 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum -> store
-            {
-                auto to = view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_sum);
-            }
+            TSTORE(view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_channel -> o_sum_in
         }
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // o_sum_left -> G_left
@@ -1015,206 +866,108 @@ PTO_ENTRY void gla_o_S_fp16(
     __gm__ float *eye_mask_gm = reinterpret_cast<__gm__ float *>(constants + 212992);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x0);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x0);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x0);
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x8000);
-    UbTile<float, 32, 128> g;
-    TASSIGN(g, 0x8000);
-    UbTile<float, 32, 128> exp_g;
-    TASSIGN(exp_g, 0xc000);
-    UbTile<float, 32, 128> exp_g_times_0;
-    TASSIGN(exp_g_times_0, 0xc000);
-    UbTile<float, 32, 128> g_max_minus_105;
-    TASSIGN(g_max_minus_105, 0x8000);
-    UbTile<float, 32, 128> exp_g_times_0_sum;
-    TASSIGN(exp_g_times_0_sum, 0x8000);
-    UbTile<half, 32, 128> q;
-    TASSIGN(q, 0x8000);
-    UbTile<float, 32, 128> q_f32;
-    TASSIGN(q_f32, 0x10000);
-    UbTile<half, 32, 128> k;
-    TASSIGN(k, 0x8000);
-    UbTile<float, 32, 128> k_f32;
-    TASSIGN(k_f32, 0x14000);
-    UbTile<float, 1, 128> last_G;
-    TASSIGN(last_G, 0x1c000);
-    UbTile<float, 32, 128> G_in_2;
-    TASSIGN(G_in_2, 0x18000);
-    UbTile<float, 32, 128> exp_G;
-    TASSIGN(exp_G, 0x8000);
-    UbTile<float, 32, 128> expand_last_G;
-    TASSIGN(expand_last_G, 0xc000);
-    UbTile<float, 32, 128> last_G_minus_G;
-    TASSIGN(last_G_minus_G, 0xc000);
-    UbTile<float, 32, 128> decay_to_end;
-    TASSIGN(decay_to_end, 0xc000);
-    UbTile<float, 32, 128> k_decay_to_end;
-    TASSIGN(k_decay_to_end, 0xc000);
-    UbTile<half, 32, 128> k_decay_to_end_f16;
-    TASSIGN(k_decay_to_end_f16, 0x18000);
-    UbTile<float, 32, 128> exp_G_q;
-    TASSIGN(exp_G_q, 0x8000);
-    UbTile<half, 32, 128> exp_G_q_f16;
-    TASSIGN(exp_G_q_f16, 0xc000);
-    UbTile<float, 32, 64> eye_mask;
-    TASSIGN(eye_mask, 0x8000);
-    UbTile<float, 32, 64> q_kT_in;
-    TASSIGN(q_kT_in, 0x18000);
-    UbTile<float, 32, 64> q_kT_identity;
-    TASSIGN(q_kT_identity, 0x18000);
-    UbTile<float, 1, 128> chunk_decay;
-    TASSIGN(chunk_decay, 0x1c000);
-    UbCol<float, 64> chunk_decay_col;
-    TASSIGN(chunk_decay_col, 0x1c000 + sub * 256);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x8000);
-    UbTile<float, 32, 128> G_to_32_in;
-    TASSIGN(G_to_32_in, 0x20000);
-    UbTile<float, 32, 128> exp_G_to_32;
-    TASSIGN(exp_G_to_32, 0x20000);
-    UbTile<float, 32, 128> G_to_16_in;
-    TASSIGN(G_to_16_in, 0x1c000);
-    UbTile<float, 32, 128> exp_G_to_16;
-    TASSIGN(exp_G_to_16, 0x1c000);
-    UbTile<float, 32, 128> q_exp_G_to_32;
-    TASSIGN(q_exp_G_to_32, 0x24000);
-    UbTile<float, 32, 128> k_exp_G_to_32;
-    TASSIGN(k_exp_G_to_32, 0x20000);
-    UbTile<half, 32, 128> q_exp_G_to_32_f16;
-    TASSIGN(q_exp_G_to_32_f16, 0x1a000);
-    UbTile<half, 32, 128> k_exp_G_to_32_f16;
-    TASSIGN(k_exp_G_to_32_f16, 0x1a000);
-    UbTile<float, 32, 128> G_to_8_in;
-    TASSIGN(G_to_8_in, 0x20000);
-    UbTile<float, 32, 128> exp_G_to_8;
-    TASSIGN(exp_G_to_8, 0x20000);
-    UbTile<float, 32, 64> pairs_32_mask;
-    TASSIGN(pairs_32_mask, 0x24000);
-    UbTile<float, 32, 64> q_exp_G_to_product_in;
-    TASSIGN(q_exp_G_to_product_in, 0x1a000);
-    UbTile<float, 32, 64> q_exp_G_to_64;
-    TASSIGN(q_exp_G_to_64, 0x1a000);
-    UbTile<float, 32, 128> q_exp_G_to_16;
-    TASSIGN(q_exp_G_to_16, 0x24000);
-    UbTile<float, 32, 128> k_exp_G_to_16;
-    TASSIGN(k_exp_G_to_16, 0x1c000);
-    UbTile<half, 32, 128> q_exp_G_to_16_f16;
-    TASSIGN(q_exp_G_to_16_f16, 0x28000);
-    UbTile<half, 32, 128> k_exp_G_to_16_f16;
-    TASSIGN(k_exp_G_to_16_f16, 0x24000);
-    UbTile<float, 32, 128> G_to_4_in;
-    TASSIGN(G_to_4_in, 0x1c000);
-    UbTile<float, 32, 128> exp_G_to_4;
-    TASSIGN(exp_G_to_4, 0x1c000);
-    UbTile<float, 32, 64> pairs_16_mask;
-    TASSIGN(pairs_16_mask, 0x24000);
-    UbTile<float, 32, 64> q_exp_G_to_product_2_in;
-    TASSIGN(q_exp_G_to_product_2_in, 0x26000);
-    UbTile<float, 32, 64> q_exp_G_to_32_2;
-    TASSIGN(q_exp_G_to_32_2, 0x26000);
-    UbTile<float, 32, 64> q_exp_G_to_64_sum;
-    TASSIGN(q_exp_G_to_64_sum, 0x1a000);
-    UbTile<float, 32, 128> q_exp_G_to_8;
-    TASSIGN(q_exp_G_to_8, 0x24000);
-    UbTile<float, 32, 128> k_exp_G_to_8;
-    TASSIGN(k_exp_G_to_8, 0x20000);
-    UbTile<half, 32, 128> q_exp_G_to_8_f16;
-    TASSIGN(q_exp_G_to_8_f16, 0x28000);
-    UbTile<half, 32, 128> k_exp_G_to_8_f16;
-    TASSIGN(k_exp_G_to_8_f16, 0x24000);
-    UbTile<float, 32, 128> G_to_2_in;
-    TASSIGN(G_to_2_in, 0x20000);
-    UbTile<float, 32, 128> exp_G_to_2;
-    TASSIGN(exp_G_to_2, 0x20000);
-    UbTile<float, 32, 64> pairs_8_mask;
-    TASSIGN(pairs_8_mask, 0x24000);
-    UbTile<float, 32, 64> q_exp_G_to_product_3_in;
-    TASSIGN(q_exp_G_to_product_3_in, 0x26000);
-    UbTile<float, 32, 64> q_exp_G_to_16_2;
-    TASSIGN(q_exp_G_to_16_2, 0x26000);
-    UbTile<float, 32, 64> q_exp_G_to_16_sum;
-    TASSIGN(q_exp_G_to_16_sum, 0x1a000);
-    UbTile<float, 32, 128> G_to_1_in;
-    TASSIGN(G_to_1_in, 0x24000);
-    UbTile<float, 32, 128> exp_G_to_1;
-    TASSIGN(exp_G_to_1, 0x24000);
-    UbTile<float, 32, 128> q_exp_G_to_4;
-    TASSIGN(q_exp_G_to_4, 0x28000);
-    UbTile<float, 32, 128> k_exp_G_to_4;
-    TASSIGN(k_exp_G_to_4, 0x1c000);
-    UbTile<half, 32, 128> q_exp_G_to_4_f16;
-    TASSIGN(q_exp_G_to_4_f16, 0x2c000);
-    UbTile<half, 32, 128> k_exp_G_to_4_f16;
-    TASSIGN(k_exp_G_to_4_f16, 0x28000);
-    UbTile<float, 32, 128> q_exp_G_to_2;
-    TASSIGN(q_exp_G_to_2, 0x1c000);
-    UbTile<float, 32, 128> k_exp_G_to_2;
-    TASSIGN(k_exp_G_to_2, 0x20000);
-    UbTile<float, 32, 128> q_exp_G_to_1;
-    TASSIGN(q_exp_G_to_1, 0x10000);
-    UbTile<float, 32, 128> k_exp_G_to_1;
-    TASSIGN(k_exp_G_to_1, 0x14000);
-    UbTile<half, 32, 128> q_exp_G_to_2_f16;
-    TASSIGN(q_exp_G_to_2_f16, 0x24000);
-    UbTile<half, 32, 128> k_exp_G_to_2_f16;
-    TASSIGN(k_exp_G_to_2_f16, 0x1c000);
-    UbTile<half, 32, 128> q_exp_G_to_1_f16;
-    TASSIGN(q_exp_G_to_1_f16, 0x1e000);
-    UbTile<half, 32, 128> k_exp_G_to_1_f16;
-    TASSIGN(k_exp_G_to_1_f16, 0x10000);
-    UbTile<float, 32, 64> pairs_4_mask;
-    TASSIGN(pairs_4_mask, 0x10000);
-    UbTile<float, 32, 64> q_exp_G_to_product_4_in;
-    TASSIGN(q_exp_G_to_product_4_in, 0x12000);
-    UbTile<float, 32, 64> q_exp_G_to_8_2;
-    TASSIGN(q_exp_G_to_8_2, 0x12000);
-    UbTile<float, 32, 64> q_exp_G_to_8_2_sum;
-    TASSIGN(q_exp_G_to_8_2_sum, 0x1a000);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x10000);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x0);
-    UbTile<float, 32, 64> pairs_2_mask;
-    TASSIGN(pairs_2_mask, 0xa000);
-    UbTile<float, 32, 64> q_exp_G_to_product_5_in;
-    TASSIGN(q_exp_G_to_product_5_in, 0x8000);
-    UbTile<float, 32, 64> q_exp_G_to_4_2;
-    TASSIGN(q_exp_G_to_4_2, 0x8000);
-    UbTile<float, 32, 64> q_exp_G_to_4_2_sum;
-    TASSIGN(q_exp_G_to_4_2_sum, 0x1a000);
-    UbTile<float, 32, 64> pairs_1_mask;
-    TASSIGN(pairs_1_mask, 0x8000);
-    UbTile<float, 32, 64> q_exp_G_to_product_6_in;
-    TASSIGN(q_exp_G_to_product_6_in, 0xa000);
-    UbTile<float, 32, 64> q_exp_G_to_2_2;
-    TASSIGN(q_exp_G_to_2_2, 0xa000);
-    UbTile<float, 32, 64> q_exp_G_to_2_2_sum;
-    TASSIGN(q_exp_G_to_2_2_sum, 0x1a000);
-    UbTile<float, 32, 64> operand_of_o;
-    TASSIGN(operand_of_o, 0x1a000);
-    UbTile<half, 32, 64> operand_of_o_f16;
-    TASSIGN(operand_of_o_f16, 0x8000);
-    UbTile<float, 32, 128> o_sum_in;
-    TASSIGN(o_sum_in, 0x8000);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x8000);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0xc000);
+    auto S_0_raw = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S_0 = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S_f16 = tile_at<UbTile<half, 64, 128>>(0x8000);
+    auto g = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_g = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto exp_g_times_0 = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto g_max_minus_105 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_g_times_0_sum = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto q = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto q_f32 = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto k = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto k_f32 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto last_G = tile_at<UbTile<float, 1, 128>>(0x1c000);
+    auto G_in_2 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto exp_G = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto expand_last_G = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto last_G_minus_G = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto decay_to_end = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto k_decay_to_end = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto k_decay_to_end_f16 = tile_at<UbTile<half, 32, 128>>(0x18000);
+    auto exp_G_q = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_G_q_f16 = tile_at<UbTile<half, 32, 128>>(0xc000);
+    auto eye_mask = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto q_kT_in = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto q_kT_identity = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto chunk_decay = tile_at<UbTile<float, 1, 128>>(0x1c000);
+    auto chunk_decay_col = tile_at<UbCol<float, 64>>(0x1c000 + sub * 256);
+    auto chunk_decay_S = tile_at<UbTile<float, 64, 128>>(0x8000);
+    auto G_to_32_in = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto exp_G_to_32 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto G_to_16_in = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto exp_G_to_16 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto q_exp_G_to_32 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto k_exp_G_to_32 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto q_exp_G_to_32_f16 = tile_at<UbTile<half, 32, 128>>(0x1a000);
+    auto k_exp_G_to_32_f16 = tile_at<UbTile<half, 32, 128>>(0x1a000);
+    auto G_to_8_in = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto exp_G_to_8 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto pairs_32_mask = tile_at<UbTile<float, 32, 64>>(0x24000);
+    auto q_exp_G_to_product_in = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto q_exp_G_to_64 = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto q_exp_G_to_16 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto k_exp_G_to_16 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto q_exp_G_to_16_f16 = tile_at<UbTile<half, 32, 128>>(0x28000);
+    auto k_exp_G_to_16_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto G_to_4_in = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto exp_G_to_4 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto pairs_16_mask = tile_at<UbTile<float, 32, 64>>(0x24000);
+    auto q_exp_G_to_product_2_in = tile_at<UbTile<float, 32, 64>>(0x26000);
+    auto q_exp_G_to_32_2 = tile_at<UbTile<float, 32, 64>>(0x26000);
+    auto q_exp_G_to_64_sum = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto q_exp_G_to_8 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto k_exp_G_to_8 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto q_exp_G_to_8_f16 = tile_at<UbTile<half, 32, 128>>(0x28000);
+    auto k_exp_G_to_8_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto G_to_2_in = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto exp_G_to_2 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto pairs_8_mask = tile_at<UbTile<float, 32, 64>>(0x24000);
+    auto q_exp_G_to_product_3_in = tile_at<UbTile<float, 32, 64>>(0x26000);
+    auto q_exp_G_to_16_2 = tile_at<UbTile<float, 32, 64>>(0x26000);
+    auto q_exp_G_to_16_sum = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto G_to_1_in = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto exp_G_to_1 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto q_exp_G_to_4 = tile_at<UbTile<float, 32, 128>>(0x28000);
+    auto k_exp_G_to_4 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto q_exp_G_to_4_f16 = tile_at<UbTile<half, 32, 128>>(0x2c000);
+    auto k_exp_G_to_4_f16 = tile_at<UbTile<half, 32, 128>>(0x28000);
+    auto q_exp_G_to_2 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto k_exp_G_to_2 = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto q_exp_G_to_1 = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto k_exp_G_to_1 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto q_exp_G_to_2_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto k_exp_G_to_2_f16 = tile_at<UbTile<half, 32, 128>>(0x1c000);
+    auto q_exp_G_to_1_f16 = tile_at<UbTile<half, 32, 128>>(0x1e000);
+    auto k_exp_G_to_1_f16 = tile_at<UbTile<half, 32, 128>>(0x10000);
+    auto pairs_4_mask = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto q_exp_G_to_product_4_in = tile_at<UbTile<float, 32, 64>>(0x12000);
+    auto q_exp_G_to_8_2 = tile_at<UbTile<float, 32, 64>>(0x12000);
+    auto q_exp_G_to_8_2_sum = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto S_next_part_in = tile_at<UbTile<float, 64, 128>>(0x10000);
+    auto S_next = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto pairs_2_mask = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto q_exp_G_to_product_5_in = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto q_exp_G_to_4_2 = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto q_exp_G_to_4_2_sum = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto pairs_1_mask = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto q_exp_G_to_product_6_in = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto q_exp_G_to_2_2 = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto q_exp_G_to_2_2_sum = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto operand_of_o = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto operand_of_o_f16 = tile_at<UbTile<half, 32, 64>>(0x8000);
+    auto o_sum_in = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto o = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto o_f16 = tile_at<UbTile<half, 32, 128>>(0xc000);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
@@ -1227,18 +980,11 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(S_f16, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
+            TSTORE(view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), S_f16);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_f16 -> g_raw
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_f16 -> g_raw
-            UbPart<float, 32, 128> g_raw(part, 128);
-            TASSIGN(g_raw, 0x8000);
-            if (part > 0) {
-                auto from = view(g_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(g_raw, from);
-            }
+            auto g_raw = tile_at<UbPart<float, 32, 128>>(0x8000, part, 128);
+            if (part > 0) TLOAD(g_raw, view(g_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // g_raw -> g
             fill_rows(g, g_raw, part, 0x8000);
@@ -1252,19 +998,12 @@ PTO_ENTRY void gla_o_S_fp16(
             TADD(exp_g_times_0_sum, g_max_minus_105, exp_g_times_0);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_g_times_0_sum -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_g_times_0_sum -> store
-            {
-                auto to = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_g_times_0_sum);
-            }
+            TSTORE(view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_g_times_0_sum);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // exp_g_times_0_sum -> q_raw
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // exp_g_times_0_sum -> q_raw
-            UbPart<half, 32, 128> q_raw(part, 128);
-            TASSIGN(q_raw, 0x8000);
-            if (part > 0) {
-                auto from = view(q_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
-                TLOAD(q_raw, from);
-            }
+            auto q_raw = tile_at<UbPart<half, 32, 128>>(0x8000, part, 128);
+            if (part > 0) TLOAD(q_raw, view(q_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_raw -> q
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_raw -> q
             fill_rows(q, q_raw, part, 0x8000);
@@ -1272,12 +1011,8 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(q_f32, q, RoundMode::CAST_NONE);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q -> k_raw
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q -> k_raw
-            UbPart<half, 32, 128> k_raw(part, 128);
-            TASSIGN(k_raw, 0x8000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128));
-                TLOAD(k_raw, from);
-            }
+            auto k_raw = tile_at<UbPart<half, 32, 128>>(0x8000, part, 128);
+            if (part > 0) TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t + sub * 32), part, 128, token_stride(H, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_raw -> k
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_raw -> k
             fill_rows(k, k_raw, part, 0x8000);
@@ -1285,15 +1020,9 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(k_f32, k, RoundMode::CAST_NONE);
             wait_flag_dev(1);  // G_channel -> last_G
             // last_G = last(G)
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
-                TLOAD(last_G, from);
-            }
+            TLOAD(last_G, view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128));
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ v
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_in_2, from);
-            }
+            TLOAD(G_in_2, view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_in_2 -> exp_G
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_in_2 -> exp_G
             pipe_barrier(PIPE_V);
@@ -1314,10 +1043,7 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(k_decay_to_end_f16, k_decay_to_end, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_decay_to_end_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_decay_to_end_f16 -> store
-            {
-                auto to = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_decay_to_end_f16);
-            }
+            TSTORE(view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_decay_to_end_f16);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // k_decay_to_end_f16 -> q_kT_in
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_decay_to_end_f16_channel -> k_decay_to_end_f16_in
             // o = scale * ((pairs((q * exp_G_to_32) @ (k * exp_G_to_32).T) + pairs((q * exp_G_to_16) @ (k *
@@ -1330,24 +1056,15 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_q -> eye_mask
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // exp_G_q_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // exp_G_q -> eye_mask
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask, from);
-            }
+            TLOAD(eye_mask, view(eye_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // k_decay_to_end_f16 -> q_kT_in
             wait_flag_dev(1);  // q_kT_channel -> q_kT_in
-            {
-                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_kT_in, from);
-            }
+            TLOAD(q_kT_in, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_kT_in -> q_kT_identity
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_kT_in -> q_kT_identity
             TMUL(q_kT_identity, q_kT_in, eye_mask);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // exp_G_q_f16 -> store
-            {
-                auto to = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_G_q_f16);
-            }
+            TSTORE(view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_G_q_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // exp_G_q_f16 -> chunk_decay_S
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ v
             TEXP(chunk_decay, last_G);
@@ -1356,20 +1073,14 @@ PTO_ENTRY void gla_o_S_fp16(
             TROWEXPANDMUL(chunk_decay_S, S, chunk_decay_col);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // chunk_decay_col -> G_to_16_in
             wait_flag_dev(1);  // G_to_32_channel -> G_to_32_in
-            {
-                auto from = view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_32_in, from);
-            }
+            TLOAD(G_to_32_in, view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_32_in -> exp_G_to_32
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_32_in -> exp_G_to_32
             // exp_G_to_32 = exp(to_middle(G))
             TEXP(exp_G_to_32, G_to_32_in);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // chunk_decay_col -> G_to_16_in
             wait_flag_dev(1);  // G_to_16_channel -> G_to_16_in
-            {
-                auto from = view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_16_in, from);
-            }
+            TLOAD(G_to_16_in, view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // G_to_16_in -> exp_G_to_16
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // G_to_16_in -> exp_G_to_16
             // exp_G_to_16 = exp(to_middle(G))
@@ -1385,10 +1096,7 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(q_exp_G_to_32_f16, q_exp_G_to_32, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_32_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_32_f16 -> store
-            {
-                auto to = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_32_f16);
-            }
+            TSTORE(view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_32_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // q_exp_G_to_32_f16 -> k_exp_G_to_32_f16
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // q_exp_G_to_32_f16 -> k_exp_G_to_32_f16
@@ -1396,17 +1104,11 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_G_to_32_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // k_exp_G_to_32 -> G_to_8_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_G_to_32_f16 -> store
-            {
-                auto to = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_32_f16);
-            }
+            TSTORE(view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_32_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // k_exp_G_to_32 -> G_to_8_in
             wait_flag_dev(1);  // G_to_8_channel -> G_to_8_in
-            {
-                auto from = view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_8_in, from);
-            }
+            TLOAD(G_to_8_in, view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_8_in -> exp_G_to_8
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_8_in -> exp_G_to_8
             // exp_G_to_8 = exp(to_middle(G))
@@ -1415,15 +1117,9 @@ PTO_ENTRY void gla_o_S_fp16(
             // exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *
             // exp_G_to_4).T) + pairs((q * exp_G_to_2) @ (k * exp_G_to_2).T) + pairs((q * exp_G_to_1) @ (k *
             // exp_G_to_1).T) + (q @ k.T) * eye()) @ v + (q * exp(G)) @ S)
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask, from);
-            }
+            TLOAD(pairs_32_mask, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_channel -> q_exp_G_to_product_in
-            {
-                auto from = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_in, from);
-            }
+            TLOAD(q_exp_G_to_product_in, view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_in -> q_exp_G_to_64
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_in -> q_exp_G_to_64
             TMUL(q_exp_G_to_64, q_exp_G_to_product_in, pairs_32_mask);
@@ -1434,27 +1130,18 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(q_exp_G_to_16_f16, q_exp_G_to_16, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_16_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_16_f16 -> store
-            {
-                auto to = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_16_f16);
-            }
+            TSTORE(view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_16_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in
             pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_16_f16, k_exp_G_to_16, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_G_to_16_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k_exp_G_to_16 -> G_to_4_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_G_to_16_f16 -> store
-            {
-                auto to = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_16_f16);
-            }
+            TSTORE(view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_16_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // k_exp_G_to_16_f16 -> pairs_16_mask
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // k_exp_G_to_16 -> G_to_4_in
-            {
-                auto from = view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_4_in, from);
-            }
+            TLOAD(G_to_4_in, view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_to_4_in -> exp_G_to_4
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_to_4_in -> exp_G_to_4
             // exp_G_to_4 = exp(to_middle(G))
@@ -1464,15 +1151,9 @@ PTO_ENTRY void gla_o_S_fp16(
             // exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *
             // exp_G_to_4).T) + pairs((q * exp_G_to_2) @ (k * exp_G_to_2).T) + pairs((q * exp_G_to_1) @ (k *
             // exp_G_to_1).T) + (q @ k.T) * eye()) @ v + (q * exp(G)) @ S)
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask, from);
-            }
+            TLOAD(pairs_16_mask, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in
-            {
-                auto from = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_2_in, from);
-            }
+            TLOAD(q_exp_G_to_product_2_in, view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_2_in -> q_exp_G_to_32_2
             TMUL(q_exp_G_to_32_2, q_exp_G_to_product_2_in, pairs_16_mask);
@@ -1485,29 +1166,20 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(q_exp_G_to_8_f16, q_exp_G_to_8, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // q_exp_G_to_8_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // q_exp_G_to_8_f16 -> store
-            {
-                auto to = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_8_f16);
-            }
+            TSTORE(view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_8_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in
             pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_8_f16, k_exp_G_to_8, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // k_exp_G_to_8 -> G_to_2_in
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_8_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // k_exp_G_to_8 -> G_to_2_in
-            {
-                auto from = view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_2_in, from);
-            }
+            TLOAD(G_to_2_in, view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_2_in -> exp_G_to_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_2_in -> exp_G_to_2
             // exp_G_to_2 = exp(to_middle(G))
             TEXP(exp_G_to_2, G_to_2_in);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_8_f16 -> store
-            {
-                auto to = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_8_f16);
-            }
+            TSTORE(view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_8_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_exp_G_to_8_f16 -> pairs_8_mask
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_exp_G_to_8_f16 -> pairs_8_mask
@@ -1515,15 +1187,9 @@ PTO_ENTRY void gla_o_S_fp16(
             // exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *
             // exp_G_to_4).T) + pairs((q * exp_G_to_2) @ (k * exp_G_to_2).T) + pairs((q * exp_G_to_1) @ (k *
             // exp_G_to_1).T) + (q @ k.T) * eye()) @ v + (q * exp(G)) @ S)
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask, from);
-            }
+            TLOAD(pairs_8_mask, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in
-            {
-                auto from = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_3_in, from);
-            }
+            TLOAD(q_exp_G_to_product_3_in, view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // q_exp_G_to_product_3_in -> q_exp_G_to_16_2
             TMUL(q_exp_G_to_16_2, q_exp_G_to_product_3_in, pairs_8_mask);
@@ -1531,10 +1197,7 @@ PTO_ENTRY void gla_o_S_fp16(
             TADD(q_exp_G_to_16_sum, q_exp_G_to_64_sum, q_exp_G_to_16_2);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // q_exp_G_to_16_2 -> G_to_1_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // q_exp_G_to_16_2 -> G_to_1_in
-            {
-                auto from = view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_1_in, from);
-            }
+            TLOAD(G_to_1_in, view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_1_in -> exp_G_to_1
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_1_in -> exp_G_to_1
             // exp_G_to_1 = exp(to_middle(G))
@@ -1549,19 +1212,13 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(q_exp_G_to_4_f16, q_exp_G_to_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_4_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_4_f16 -> store
-            {
-                auto to = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_4_f16);
-            }
+            TSTORE(view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_4_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in
             pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_4_f16, k_exp_G_to_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_4_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_4_f16 -> store
-            {
-                auto to = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_4_f16);
-            }
+            TSTORE(view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_4_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in
             pipe_barrier(PIPE_V);
             TMUL(q_exp_G_to_2, q_f32, exp_G_to_2);
@@ -1577,45 +1234,27 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(k_exp_G_to_2_f16, k_exp_G_to_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_2_f16 -> store
-            {
-                auto to = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_2_f16);
-            }
+            TSTORE(view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in
             TCVT(q_exp_G_to_1_f16, q_exp_G_to_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_1_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_2_f16 -> store
-            {
-                auto to = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_2_f16);
-            }
+            TSTORE(view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in
             pipe_barrier(PIPE_V);
             TCVT(k_exp_G_to_1_f16, k_exp_G_to_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_1_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_1_f16 -> store
-            {
-                auto to = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_1_f16);
-            }
+            TSTORE(view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_1_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_1_f16 -> store
-            {
-                auto to = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_1_f16);
-            }
+            TSTORE(view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_1_f16);
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // k_exp_G_to_1_f16 -> pairs_4_mask
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // k_exp_G_to_1_f16 -> pairs_4_mask
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask, from);
-            }
+            TLOAD(pairs_4_mask, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in
-            {
-                auto from = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_4_in, from);
-            }
+            TLOAD(q_exp_G_to_product_4_in, view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_4_in -> q_exp_G_to_8_2
             TMUL(q_exp_G_to_8_2, q_exp_G_to_product_4_in, pairs_4_mask);
@@ -1623,10 +1262,7 @@ PTO_ENTRY void gla_o_S_fp16(
             TADD(q_exp_G_to_8_2_sum, q_exp_G_to_16_sum, q_exp_G_to_8_2);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // q_exp_G_to_8_2 -> S_next_part_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // q_exp_G_to_8_2 -> S_next_part_in
-            {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
-            }
+            TLOAD(S_next_part_in, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in -> S_next
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ v
@@ -1637,15 +1273,9 @@ PTO_ENTRY void gla_o_S_fp16(
             // exp_G_to_16).T) + pairs((q * exp_G_to_8) @ (k * exp_G_to_8).T) + pairs((q * exp_G_to_4) @ (k *
             // exp_G_to_4).T) + pairs((q * exp_G_to_2) @ (k * exp_G_to_2).T) + pairs((q * exp_G_to_1) @ (k *
             // exp_G_to_1).T) + (q @ k.T) * eye()) @ v + (q * exp(G)) @ S)
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask, from);
-            }
+            TLOAD(pairs_2_mask, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_5_channel -> q_exp_G_to_product_5_in
-            {
-                auto from = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_5_in, from);
-            }
+            TLOAD(q_exp_G_to_product_5_in, view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_5_in -> q_exp_G_to_4_2
             TMUL(q_exp_G_to_4_2, q_exp_G_to_product_5_in, pairs_2_mask);
@@ -1653,15 +1283,9 @@ PTO_ENTRY void gla_o_S_fp16(
             TADD(q_exp_G_to_4_2_sum, q_exp_G_to_8_2_sum, q_exp_G_to_4_2);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_4_2 -> pairs_1_mask
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_4_2 -> pairs_1_mask
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask, from);
-            }
+            TLOAD(pairs_1_mask, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in
-            {
-                auto from = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_6_in, from);
-            }
+            TLOAD(q_exp_G_to_product_6_in, view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_6_in -> q_exp_G_to_2_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_6_in -> q_exp_G_to_2_2
             TMUL(q_exp_G_to_2_2, q_exp_G_to_product_6_in, pairs_1_mask);
@@ -1673,16 +1297,10 @@ PTO_ENTRY void gla_o_S_fp16(
             TCVT(operand_of_o_f16, operand_of_o, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_o_f16 -> store
-            {
-                auto to = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_o_f16);
-            }
+            TSTORE(view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), operand_of_o_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_o_f16_channel -> operand_of_o_f16_in
             wait_flag_dev(1);  // o_sum_channel -> o_sum_in
-            {
-                auto from = view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_in, from);
-            }
+            TLOAD(o_sum_in, view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // o_sum_in -> o
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // o_sum_in -> o
             TMULS(o, o_sum_in, scale);
@@ -1691,17 +1309,12 @@ PTO_ENTRY void gla_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_f16 -> store
             if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0xc000);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
+                auto valid = tile_at<UbPart<half, 32, 128>>(0xc000, part, 128);
+                TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
             }
         }
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), S);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw

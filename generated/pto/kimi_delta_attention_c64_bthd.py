@@ -148,10 +148,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -206,8 +217,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -233,8 +243,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -245,10 +254,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -421,585 +480,298 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
     __gm__ float *to_middle_1_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 106496);
     __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 274432);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<float, 64, 64> lower_mask_first;
-    TASSIGN(lower_mask_first, 0x0);
-    TileLeft<float, 64, 64> G_left_first;
-    TASSIGN(G_left_first, 0x0);
-    L1Tile<float, 64, 128> exp_g_times_0_sum_in_first;
-    TASSIGN(exp_g_times_0_sum_in_first, 0x4000);
-    TileRight<float, 64, 128> G_right_first;
-    TASSIGN(G_right_first, 0x0);
-    TileAcc<float, 64, 128> G_first;
-    TASSIGN(G_first, 0x0);
-    L1Tile<half, 64, 128> q_cube_first;
-    TASSIGN(q_cube_first, 0xc000);
-    TileLeft<half, 64, 128> q_kT_left_first;
-    TASSIGN(q_kT_left_first, 0x8000);
-    L1Tile<half, 64, 128> k_cube_first;
-    TASSIGN(k_cube_first, 0x10000);
-    TileRight<half, 128, 64> q_kT_right_first;
-    TASSIGN(q_kT_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_kT_first;
-    TASSIGN(q_kT_first, 0x8000);
-    L1Tile<float, 64, 64> to_middle_32_of_0_1_first;
-    TASSIGN(to_middle_32_of_0_1_first, 0x14000);
-    TileLeft<float, 64, 64> G_to_32_left_first;
-    TASSIGN(G_to_32_left_first, 0x0);
-    L1Tile<float, 64, 128> G_in_first;
-    TASSIGN(G_in_first, 0x18000);
-    TileRight<float, 64, 128> G_to_32_right_first;
-    TASSIGN(G_to_32_right_first, 0x0);
-    TileAcc<float, 64, 128> G_to_32_first;
-    TASSIGN(G_to_32_first, 0xc000);
-    L1Tile<half, 64, 64> Tinv_zeros_first;
-    TASSIGN(Tinv_zeros_first, 0x20000);
-    L1Tile<float, 64, 64> to_middle_16_of_0_1_first;
-    TASSIGN(to_middle_16_of_0_1_first, 0x22000);
-    TileLeft<float, 64, 64> G_to_16_left_first;
-    TASSIGN(G_to_16_left_first, 0x8000);
-    TileRight<float, 64, 128> G_to_16_right_first;
-    TASSIGN(G_to_16_right_first, 0x8000);
-    TileAcc<float, 64, 128> G_to_16_first;
-    TASSIGN(G_to_16_first, 0x14000);
-    L1Tile<float, 64, 64> to_middle_8_of_0_1_first;
-    TASSIGN(to_middle_8_of_0_1_first, 0x26000);
-    TileLeft<float, 64, 64> G_to_8_left_first;
-    TASSIGN(G_to_8_left_first, 0x0);
-    TileRight<float, 64, 128> G_to_8_right_first;
-    TASSIGN(G_to_8_right_first, 0x0);
-    TileAcc<float, 64, 128> G_to_8_first;
-    TASSIGN(G_to_8_first, 0x0);
-    L1Tile<float, 64, 64> to_middle_4_of_0_1_first;
-    TASSIGN(to_middle_4_of_0_1_first, 0x2a000);
-    TileLeft<float, 64, 64> G_to_4_left_first;
-    TASSIGN(G_to_4_left_first, 0x8000);
-    TileRight<float, 64, 128> G_to_4_right_first;
-    TASSIGN(G_to_4_right_first, 0x8000);
-    TileAcc<float, 64, 128> G_to_4_first;
-    TASSIGN(G_to_4_first, 0x8000);
-    L1Tile<float, 64, 64> to_middle_2_of_0_1_first;
-    TASSIGN(to_middle_2_of_0_1_first, 0x2e000);
-    TileLeft<float, 64, 64> G_to_2_left_first;
-    TASSIGN(G_to_2_left_first, 0x0);
-    TileRight<float, 64, 128> G_to_2_right_first;
-    TASSIGN(G_to_2_right_first, 0x0);
-    TileAcc<float, 64, 128> G_to_2_first;
-    TASSIGN(G_to_2_first, 0x10000);
-    L1Tile<float, 64, 64> to_middle_1_of_0_1_first;
-    TASSIGN(to_middle_1_of_0_1_first, 0x32000);
-    TileLeft<float, 64, 64> G_to_1_left_first;
-    TASSIGN(G_to_1_left_first, 0x8000);
-    TileRight<float, 64, 128> G_to_1_right_first;
-    TASSIGN(G_to_1_right_first, 0x8000);
-    TileAcc<float, 64, 128> G_to_1_first;
-    TASSIGN(G_to_1_first, 0x18000);
-    L1Tile<half, 64, 128> k_exp_G_to_32_f16_in_first;
-    TASSIGN(k_exp_G_to_32_f16_in_first, 0x36000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_left_first;
-    TASSIGN(k_exp_G_to_product_left_first, 0x0);
-    TileRight<half, 128, 64> k_exp_G_to_product_right_first;
-    TASSIGN(k_exp_G_to_product_right_first, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_first;
-    TASSIGN(k_exp_G_to_product_first, 0x0);
-    L1Tile<half, 64, 128> q_exp_G_to_32_f16_in_first;
-    TASSIGN(q_exp_G_to_32_f16_in_first, 0x3a000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_left_first;
-    TASSIGN(q_exp_G_to_product_left_first, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_right_first;
-    TASSIGN(q_exp_G_to_product_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_first;
-    TASSIGN(q_exp_G_to_product_first, 0x4000);
-    L1Tile<half, 64, 128> k_exp_G_to_16_f16_in_first;
-    TASSIGN(k_exp_G_to_16_f16_in_first, 0x3e000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_2_left_first;
-    TASSIGN(k_exp_G_to_product_2_left_first, 0x0);
-    TileRight<half, 128, 64> k_exp_G_to_product_2_right_first;
-    TASSIGN(k_exp_G_to_product_2_right_first, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_2_first;
-    TASSIGN(k_exp_G_to_product_2_first, 0x8000);
-    L1Tile<half, 64, 128> q_exp_G_to_16_f16_in_first;
-    TASSIGN(q_exp_G_to_16_f16_in_first, 0x42000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_2_left_first;
-    TASSIGN(q_exp_G_to_product_2_left_first, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_2_right_first;
-    TASSIGN(q_exp_G_to_product_2_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_2_first;
-    TASSIGN(q_exp_G_to_product_2_first, 0xc000);
-    L1Tile<half, 64, 128> k_exp_G_to_8_f16_in_first;
-    TASSIGN(k_exp_G_to_8_f16_in_first, 0x46000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_3_left_first;
-    TASSIGN(k_exp_G_to_product_3_left_first, 0x0);
-    TileRight<half, 128, 64> k_exp_G_to_product_3_right_first;
-    TASSIGN(k_exp_G_to_product_3_right_first, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_3_first;
-    TASSIGN(k_exp_G_to_product_3_first, 0x10000);
-    L1Tile<half, 64, 128> q_exp_G_to_8_f16_in_first;
-    TASSIGN(q_exp_G_to_8_f16_in_first, 0x4a000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_3_left_first;
-    TASSIGN(q_exp_G_to_product_3_left_first, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_3_right_first;
-    TASSIGN(q_exp_G_to_product_3_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_3_first;
-    TASSIGN(q_exp_G_to_product_3_first, 0x14000);
-    L1Tile<half, 64, 128> k_exp_G_to_4_f16_in_first;
-    TASSIGN(k_exp_G_to_4_f16_in_first, 0x4e000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_4_left_first;
-    TASSIGN(k_exp_G_to_product_4_left_first, 0x0);
-    TileRight<half, 128, 64> k_exp_G_to_product_4_right_first;
-    TASSIGN(k_exp_G_to_product_4_right_first, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_4_first;
-    TASSIGN(k_exp_G_to_product_4_first, 0x18000);
-    L1Tile<half, 64, 128> q_exp_G_to_4_f16_in_first;
-    TASSIGN(q_exp_G_to_4_f16_in_first, 0x52000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_4_left_first;
-    TASSIGN(q_exp_G_to_product_4_left_first, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_4_right_first;
-    TASSIGN(q_exp_G_to_product_4_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_4_first;
-    TASSIGN(q_exp_G_to_product_4_first, 0x1c000);
-    L1Tile<half, 64, 128> k_exp_G_to_2_f16_in_first;
-    TASSIGN(k_exp_G_to_2_f16_in_first, 0x56000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_5_left_first;
-    TASSIGN(k_exp_G_to_product_5_left_first, 0x0);
-    TileRight<half, 128, 64> k_exp_G_to_product_5_right_first;
-    TASSIGN(k_exp_G_to_product_5_right_first, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_5_first;
-    TASSIGN(k_exp_G_to_product_5_first, 0x0);
-    L1Tile<half, 64, 128> q_exp_G_to_2_f16_in_first;
-    TASSIGN(q_exp_G_to_2_f16_in_first, 0x5a000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_5_left_first;
-    TASSIGN(q_exp_G_to_product_5_left_first, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_5_right_first;
-    TASSIGN(q_exp_G_to_product_5_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_5_first;
-    TASSIGN(q_exp_G_to_product_5_first, 0x4000);
-    L1Tile<half, 64, 128> k_exp_G_to_1_f16_in_first;
-    TASSIGN(k_exp_G_to_1_f16_in_first, 0x5e000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_6_left_first;
-    TASSIGN(k_exp_G_to_product_6_left_first, 0x0);
-    TileRight<half, 128, 64> k_exp_G_to_product_6_right_first;
-    TASSIGN(k_exp_G_to_product_6_right_first, 0x0);
-    TileAcc<float, 64, 64> k_exp_G_to_product_6_first;
-    TASSIGN(k_exp_G_to_product_6_first, 0x8000);
-    L1Tile<half, 64, 128> q_exp_G_to_1_f16_in_first;
-    TASSIGN(q_exp_G_to_1_f16_in_first, 0x62000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_6_left_first;
-    TASSIGN(q_exp_G_to_product_6_left_first, 0x8000);
-    TileRight<half, 128, 64> q_exp_G_to_product_6_right_first;
-    TASSIGN(q_exp_G_to_product_6_right_first, 0x8000);
-    TileAcc<float, 64, 64> q_exp_G_to_product_6_first;
-    TASSIGN(q_exp_G_to_product_6_first, 0xc000);
-    L1Tile<half, 64, 64> A_f16_in_first;
-    TASSIGN(A_f16_in_first, 0x66000);
-    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in_first;
-    TASSIGN(diagonal_stack_A_4_f16_in_first, 0x68000);
-    TileLeft<half, 64, 16> Tinv_below_4_left_first;
-    TASSIGN(Tinv_below_4_left_first, 0x0);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_first;
-    TASSIGN(Tinv_rows_2_f16_in_first, 0x68800);
-    TileRight<half, 64, 16> Tinv_below_4_right_first;
-    TASSIGN(Tinv_below_4_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_4_first;
-    TASSIGN(Tinv_below_4_first, 0x10000);
-    L1Tile<half, 64, 16> Tinv_below_4_f16_first;
-    TASSIGN(Tinv_below_4_f16_first, 0x69000);
-    TileLeft<half, 64, 16> identity_product_left_first;
-    TASSIGN(identity_product_left_first, 0x8000);
-    L1Tile<half, 16, 16> identity_first;
-    TASSIGN(identity_first, 0x69800);
-    TileRight<half, 16, 16> identity_product_right_first;
-    TASSIGN(identity_product_right_first, 0x8000);
-    TileAcc<float, 64, 16> identity_product_first;
-    TASSIGN(identity_product_first, 0x11000);
-    TileLeft<half, 64, 16> Tinv_rows_4_left_first;
-    TASSIGN(Tinv_rows_4_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_4_right_first;
-    TASSIGN(Tinv_rows_4_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_4_first;
-    TASSIGN(Tinv_rows_4_first, 0x11000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16_first;
-    TASSIGN(Tinv_rows_4_f16_first, 0x69a00);
-    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in_first;
-    TASSIGN(diagonal_stack_A_8_f16_in_first, 0x6a200);
-    TileLeft<half, 64, 16> Tinv_below_8_left_first;
-    TASSIGN(Tinv_below_8_left_first, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_8_right_first;
-    TASSIGN(Tinv_below_8_right_first, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_8_first;
-    TASSIGN(Tinv_below_8_first, 0x12000);
-    L1Tile<half, 64, 16> Tinv_below_8_f16_first;
-    TASSIGN(Tinv_below_8_f16_first, 0x6aa00);
-    TileLeft<half, 64, 16> Tinv_rows_8_left_first;
-    TASSIGN(Tinv_rows_8_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_8_right_first;
-    TASSIGN(Tinv_rows_8_right_first, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_8_first;
-    TASSIGN(Tinv_rows_8_first, 0x11000);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16_first;
-    TASSIGN(Tinv_rows_8_f16_first, 0x6b200);
-    L1Tile<half, 64, 16> diagonal_stack_16_f16_in_first;
-    TASSIGN(diagonal_stack_16_f16_in_first, 0x6ba00);
-    TileLeft<half, 64, 16> Tinv_below_16_left_first;
-    TASSIGN(Tinv_below_16_left_first, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_16_right_first;
-    TASSIGN(Tinv_below_16_right_first, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_16_first;
-    TASSIGN(Tinv_below_16_first, 0x13000);
-    L1Tile<half, 64, 16> Tinv_below_16_f16_first;
-    TASSIGN(Tinv_below_16_f16_first, 0x6c200);
-    TileLeft<half, 64, 16> Tinv_rows_16_left_first;
-    TASSIGN(Tinv_rows_16_left_first, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_16_right_first;
-    TASSIGN(Tinv_rows_16_right_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_16_first;
-    TASSIGN(Tinv_blocks_16_first, 0x20000);
-    TileAcc<float, 32, 16> Tinv_below_32_first;
-    TASSIGN(Tinv_below_32_first, 0x14000);
-    L1Tile<half, 32, 16> Tinv_below_32_f16_first;
-    TASSIGN(Tinv_below_32_f16_first, 0x6ca00);
-    TileRight<half, 32, 16> Tinv_corner_32_right_first;
-    TASSIGN(Tinv_corner_32_right_first, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_32_first;
-    TASSIGN(Tinv_blocks_32_first, 0x20000);
-    TileLeft<half, 32, 32> Tinv_below_64_left_first;
-    TASSIGN(Tinv_below_64_left_first, 0x8000);
-    TileRight<half, 32, 32> Tinv_below_64_right_first;
-    TASSIGN(Tinv_below_64_right_first, 0x8000);
-    TileAcc<float, 32, 32> Tinv_below_64_first;
-    TASSIGN(Tinv_below_64_first, 0x15000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16_first;
-    TASSIGN(Tinv_below_64_f16_first, 0x6ce00);
-    TileLeft<half, 32, 32> Tinv_corner_64_left_first;
-    TASSIGN(Tinv_corner_64_left_first, 0x0);
-    TileRight<half, 32, 32> Tinv_corner_64_right_first;
-    TASSIGN(Tinv_corner_64_right_first, 0x0);
-    TileAcc<float, 32, 32> Tinv_corner_64_first;
-    TASSIGN(Tinv_corner_64_first, 0x16000);
-    L1Tile<half, 64, 64> Tinv_blocks_64_first;
-    TASSIGN(Tinv_blocks_64_first, 0x20000);
-    TileLeft<half, 64, 64> Tinv_left_first;
-    TASSIGN(Tinv_left_first, 0x8000);
-    L1Tile<half, 64, 64> minus_identity_first;
-    TASSIGN(minus_identity_first, 0x6d600);
-    TileRight<half, 64, 64> Tinv_right_first;
-    TASSIGN(Tinv_right_first, 0x8000);
-    TileAcc<float, 64, 64> Tinv_first;
-    TASSIGN(Tinv_first, 0x17000);
-    L1Tile<half, 64, 64> Tinv_f16_first;
-    TASSIGN(Tinv_f16_first, 0x6f600);
-    L1Tile<half, 64, 128> exp_G_k_f16_in_first;
-    TASSIGN(exp_G_k_f16_in_first, 0x73600);
-    L1Tile<half, 64, 128> exp_G_q_f16_in_first;
-    TASSIGN(exp_G_q_f16_in_first, 0x0);
-    L1Tile<half, 64, 128> k_decay_to_end_f16_in_first;
-    TASSIGN(k_decay_to_end_f16_in_first, 0x8000);
-    L1Tile<half, 64, 64> operand_of_o_f16_in_first;
-    TASSIGN(operand_of_o_f16_in_first, 0x10000);
+    auto lower_mask_first = tile_at<L1Tile<float, 64, 64>>(0x0);
+    auto G_left_first = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto exp_g_times_0_sum_in_first = tile_at<L1Tile<float, 64, 128>>(0x4000);
+    auto G_right_first = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_first = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto q_cube_first = tile_at<L1Tile<half, 64, 128>>(0xc000);
+    auto q_kT_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_cube_first = tile_at<L1Tile<half, 64, 128>>(0x10000);
+    auto q_kT_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_kT_first = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto to_middle_32_of_0_1_first = tile_at<L1Tile<float, 64, 64>>(0x14000);
+    auto G_to_32_left_first = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_in_first = tile_at<L1Tile<float, 64, 128>>(0x18000);
+    auto G_to_32_right_first = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_32_first = tile_at<TileAcc<float, 64, 128>>(0xc000);
+    auto Tinv_zeros_first = tile_at<L1Tile<half, 64, 64>>(0x20000);
+    auto to_middle_16_of_0_1_first = tile_at<L1Tile<float, 64, 64>>(0x22000);
+    auto G_to_16_left_first = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_16_right_first = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_16_first = tile_at<TileAcc<float, 64, 128>>(0x14000);
+    auto to_middle_8_of_0_1_first = tile_at<L1Tile<float, 64, 64>>(0x26000);
+    auto G_to_8_left_first = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_to_8_right_first = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_8_first = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto to_middle_4_of_0_1_first = tile_at<L1Tile<float, 64, 64>>(0x2a000);
+    auto G_to_4_left_first = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_4_right_first = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_4_first = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto to_middle_2_of_0_1_first = tile_at<L1Tile<float, 64, 64>>(0x2e000);
+    auto G_to_2_left_first = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_to_2_right_first = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_2_first = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto to_middle_1_of_0_1_first = tile_at<L1Tile<float, 64, 64>>(0x32000);
+    auto G_to_1_left_first = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_1_right_first = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_1_first = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto k_exp_G_to_32_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x36000);
+    auto k_exp_G_to_product_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_product_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_first = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto q_exp_G_to_32_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x3a000);
+    auto q_exp_G_to_product_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_first = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto k_exp_G_to_16_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x3e000);
+    auto k_exp_G_to_product_2_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_product_2_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_2_first = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto q_exp_G_to_16_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x42000);
+    auto q_exp_G_to_product_2_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_2_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_2_first = tile_at<TileAcc<float, 64, 64>>(0xc000);
+    auto k_exp_G_to_8_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x46000);
+    auto k_exp_G_to_product_3_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_product_3_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_3_first = tile_at<TileAcc<float, 64, 64>>(0x10000);
+    auto q_exp_G_to_8_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x4a000);
+    auto q_exp_G_to_product_3_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_3_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_3_first = tile_at<TileAcc<float, 64, 64>>(0x14000);
+    auto k_exp_G_to_4_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x4e000);
+    auto k_exp_G_to_product_4_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_product_4_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_4_first = tile_at<TileAcc<float, 64, 64>>(0x18000);
+    auto q_exp_G_to_4_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x52000);
+    auto q_exp_G_to_product_4_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_4_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_4_first = tile_at<TileAcc<float, 64, 64>>(0x1c000);
+    auto k_exp_G_to_2_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x56000);
+    auto k_exp_G_to_product_5_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_product_5_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_5_first = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto q_exp_G_to_2_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x5a000);
+    auto q_exp_G_to_product_5_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_5_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_5_first = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto k_exp_G_to_1_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x5e000);
+    auto k_exp_G_to_product_6_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_exp_G_to_product_6_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto k_exp_G_to_product_6_first = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto q_exp_G_to_1_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x62000);
+    auto q_exp_G_to_product_6_left_first = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_exp_G_to_product_6_right_first = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_exp_G_to_product_6_first = tile_at<TileAcc<float, 64, 64>>(0xc000);
+    auto A_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x66000);
+    auto diagonal_stack_A_4_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x68000);
+    auto Tinv_below_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_2_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x68800);
+    auto Tinv_below_4_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_4_first = tile_at<TileAcc<float, 64, 16>>(0x10000);
+    auto Tinv_below_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x69000);
+    auto identity_product_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_first = tile_at<L1Tile<half, 16, 16>>(0x69800);
+    auto identity_product_right_first = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_product_first = tile_at<TileAcc<float, 64, 16>>(0x11000);
+    auto Tinv_rows_4_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_first = tile_at<TileAcc<float, 64, 16>>(0x11000);
+    auto Tinv_rows_4_f16_first = tile_at<L1Tile<half, 64, 16>>(0x69a00);
+    auto diagonal_stack_A_8_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x6a200);
+    auto Tinv_below_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_first = tile_at<TileAcc<float, 64, 16>>(0x12000);
+    auto Tinv_below_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x6aa00);
+    auto Tinv_rows_8_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_first = tile_at<TileAcc<float, 64, 16>>(0x11000);
+    auto Tinv_rows_8_f16_first = tile_at<L1Tile<half, 64, 16>>(0x6b200);
+    auto diagonal_stack_16_f16_in_first = tile_at<L1Tile<half, 64, 16>>(0x6ba00);
+    auto Tinv_below_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_right_first = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_first = tile_at<TileAcc<float, 64, 16>>(0x13000);
+    auto Tinv_below_16_f16_first = tile_at<L1Tile<half, 64, 16>>(0x6c200);
+    auto Tinv_rows_16_left_first = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_16_right_first = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_blocks_16_first = tile_at<L1Tile<half, 64, 64>>(0x20000);
+    auto Tinv_below_32_first = tile_at<TileAcc<float, 32, 16>>(0x14000);
+    auto Tinv_below_32_f16_first = tile_at<L1Tile<half, 32, 16>>(0x6ca00);
+    auto Tinv_corner_32_right_first = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto Tinv_blocks_32_first = tile_at<L1Tile<half, 64, 64>>(0x20000);
+    auto Tinv_below_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_right_first = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_first = tile_at<TileAcc<float, 32, 32>>(0x15000);
+    auto Tinv_below_64_f16_first = tile_at<L1Tile<half, 32, 32>>(0x6ce00);
+    auto Tinv_corner_64_left_first = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_right_first = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_first = tile_at<TileAcc<float, 32, 32>>(0x16000);
+    auto Tinv_blocks_64_first = tile_at<L1Tile<half, 64, 64>>(0x20000);
+    auto Tinv_left_first = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto minus_identity_first = tile_at<L1Tile<half, 64, 64>>(0x6d600);
+    auto Tinv_right_first = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv_first = tile_at<TileAcc<float, 64, 64>>(0x17000);
+    auto Tinv_f16_first = tile_at<L1Tile<half, 64, 64>>(0x6f600);
+    auto exp_G_k_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x73600);
+    auto exp_G_q_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x0);
+    auto k_decay_to_end_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0x8000);
+    auto operand_of_o_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x10000);
     L1Tile<half, 64, 128> exp_G_k_f16_in;
     L1Tile<half, 64, 64> Tinv_f16;
     L1Tile<half, 64, 64> operand_of_o_f16_in;
     L1Tile<half, 64, 128> exp_G_q_f16_in;
     L1Tile<half, 64, 128> k_decay_to_end_f16_in;
-    TileLeft<half, 64, 128> exp_G_k_S_left;
-    TASSIGN(exp_G_k_S_left, 0x0);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x14000);
-    TileRight<half, 128, 128> exp_G_k_S_right;
-    TASSIGN(exp_G_k_S_right, 0x0);
-    TileAcc<float, 64, 128> exp_G_k_S;
-    TASSIGN(exp_G_k_S, 0x0);
-    L1Tile<float, 64, 64> lower_mask_next;
-    TASSIGN(lower_mask_next, 0x1c000);
-    TileLeft<float, 64, 64> G_left_next;
-    TASSIGN(G_left_next, 0x8000);
-    L1Tile<float, 64, 128> exp_g_times_0_sum_in_next;
-    TASSIGN(exp_g_times_0_sum_in_next, 0x20000);
-    TileRight<float, 64, 128> G_right_next;
-    TASSIGN(G_right_next, 0x8000);
-    TileAcc<float, 64, 128> G_next;
-    TASSIGN(G_next, 0x8000);
-    L1Tile<float, 64, 64> to_middle_32_of_0_1_next;
-    TASSIGN(to_middle_32_of_0_1_next, 0x28000);
-    TileLeft<float, 64, 64> G_to_32_left_next;
-    TASSIGN(G_to_32_left_next, 0x0);
-    L1Tile<float, 64, 128> G_in_next;
-    TASSIGN(G_in_next, 0x2c000);
-    TileRight<float, 64, 128> G_to_32_right_next;
-    TASSIGN(G_to_32_right_next, 0x0);
-    TileAcc<float, 64, 128> G_to_32_next;
-    TASSIGN(G_to_32_next, 0x10000);
-    L1Tile<half, 64, 64> Tinv_zeros_next;
-    TASSIGN(Tinv_zeros_next, 0x34000);
-    L1Tile<float, 64, 64> to_middle_16_of_0_1_next;
-    TASSIGN(to_middle_16_of_0_1_next, 0x36000);
-    TileLeft<float, 64, 64> G_to_16_left_next;
-    TASSIGN(G_to_16_left_next, 0x8000);
-    TileRight<float, 64, 128> G_to_16_right_next;
-    TASSIGN(G_to_16_right_next, 0x8000);
-    TileAcc<float, 64, 128> G_to_16_next;
-    TASSIGN(G_to_16_next, 0x18000);
-    L1Tile<float, 64, 64> to_middle_8_of_0_1_next;
-    TASSIGN(to_middle_8_of_0_1_next, 0x3a000);
-    TileLeft<float, 64, 64> G_to_8_left_next;
-    TASSIGN(G_to_8_left_next, 0x0);
-    TileRight<float, 64, 128> G_to_8_right_next;
-    TASSIGN(G_to_8_right_next, 0x0);
-    TileAcc<float, 64, 128> G_to_8_next;
-    TASSIGN(G_to_8_next, 0x0);
-    L1Tile<float, 64, 64> to_middle_4_of_0_1_next;
-    TASSIGN(to_middle_4_of_0_1_next, 0x3e000);
-    TileLeft<float, 64, 64> G_to_4_left_next;
-    TASSIGN(G_to_4_left_next, 0x8000);
-    TileRight<float, 64, 128> G_to_4_right_next;
-    TASSIGN(G_to_4_right_next, 0x8000);
-    TileAcc<float, 64, 128> G_to_4_next;
-    TASSIGN(G_to_4_next, 0x8000);
-    L1Tile<float, 64, 64> to_middle_2_of_0_1_next;
-    TASSIGN(to_middle_2_of_0_1_next, 0x42000);
-    TileLeft<float, 64, 64> G_to_2_left_next;
-    TASSIGN(G_to_2_left_next, 0x0);
-    TileRight<float, 64, 128> G_to_2_right_next;
-    TASSIGN(G_to_2_right_next, 0x0);
-    TileAcc<float, 64, 128> G_to_2_next;
-    TASSIGN(G_to_2_next, 0x10000);
-    L1Tile<float, 64, 64> to_middle_1_of_0_1_next;
-    TASSIGN(to_middle_1_of_0_1_next, 0x46000);
-    TileLeft<float, 64, 64> G_to_1_left_next;
-    TASSIGN(G_to_1_left_next, 0x8000);
-    TileRight<float, 64, 128> G_to_1_right_next;
-    TASSIGN(G_to_1_right_next, 0x8000);
-    TileAcc<float, 64, 128> G_to_1_next;
-    TASSIGN(G_to_1_next, 0x18000);
-    L1Tile<half, 64, 128> q_cube_next;
-    TASSIGN(q_cube_next, 0x4a000);
-    TileLeft<half, 64, 128> q_kT_left_next;
-    TASSIGN(q_kT_left_next, 0x0);
-    L1Tile<half, 64, 128> k_cube_next;
-    TASSIGN(k_cube_next, 0x4e000);
-    TileRight<half, 128, 64> q_kT_right_next;
-    TASSIGN(q_kT_right_next, 0x0);
-    TileAcc<float, 64, 64> q_kT_next;
-    TASSIGN(q_kT_next, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_32_f16_in_next;
-    TASSIGN(k_exp_G_to_32_f16_in_next, 0x52000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_left_next;
-    TASSIGN(k_exp_G_to_product_left_next, 0x8000);
-    TileRight<half, 128, 64> k_exp_G_to_product_right_next;
-    TASSIGN(k_exp_G_to_product_right_next, 0x8000);
-    TileAcc<float, 64, 64> k_exp_G_to_product_next;
-    TASSIGN(k_exp_G_to_product_next, 0x4000);
-    L1Tile<half, 64, 128> q_exp_G_to_32_f16_in_next;
-    TASSIGN(q_exp_G_to_32_f16_in_next, 0x56000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_left_next;
-    TASSIGN(q_exp_G_to_product_left_next, 0x0);
-    TileRight<half, 128, 64> q_exp_G_to_product_right_next;
-    TASSIGN(q_exp_G_to_product_right_next, 0x0);
-    TileAcc<float, 64, 64> q_exp_G_to_product_next;
-    TASSIGN(q_exp_G_to_product_next, 0x8000);
-    L1Tile<half, 64, 128> k_exp_G_to_16_f16_in_next;
-    TASSIGN(k_exp_G_to_16_f16_in_next, 0x5a000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_2_left_next;
-    TASSIGN(k_exp_G_to_product_2_left_next, 0x8000);
-    TileRight<half, 128, 64> k_exp_G_to_product_2_right_next;
-    TASSIGN(k_exp_G_to_product_2_right_next, 0x8000);
-    TileAcc<float, 64, 64> k_exp_G_to_product_2_next;
-    TASSIGN(k_exp_G_to_product_2_next, 0xc000);
-    L1Tile<half, 64, 128> q_exp_G_to_16_f16_in_next;
-    TASSIGN(q_exp_G_to_16_f16_in_next, 0x5e000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_2_left_next;
-    TASSIGN(q_exp_G_to_product_2_left_next, 0x0);
-    TileRight<half, 128, 64> q_exp_G_to_product_2_right_next;
-    TASSIGN(q_exp_G_to_product_2_right_next, 0x0);
-    TileAcc<float, 64, 64> q_exp_G_to_product_2_next;
-    TASSIGN(q_exp_G_to_product_2_next, 0x10000);
-    L1Tile<half, 64, 128> k_exp_G_to_8_f16_in_next;
-    TASSIGN(k_exp_G_to_8_f16_in_next, 0x62000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_3_left_next;
-    TASSIGN(k_exp_G_to_product_3_left_next, 0x8000);
-    TileRight<half, 128, 64> k_exp_G_to_product_3_right_next;
-    TASSIGN(k_exp_G_to_product_3_right_next, 0x8000);
-    TileAcc<float, 64, 64> k_exp_G_to_product_3_next;
-    TASSIGN(k_exp_G_to_product_3_next, 0x14000);
-    L1Tile<half, 64, 128> q_exp_G_to_8_f16_in_next;
-    TASSIGN(q_exp_G_to_8_f16_in_next, 0x66000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_3_left_next;
-    TASSIGN(q_exp_G_to_product_3_left_next, 0x0);
-    TileRight<half, 128, 64> q_exp_G_to_product_3_right_next;
-    TASSIGN(q_exp_G_to_product_3_right_next, 0x0);
-    TileAcc<float, 64, 64> q_exp_G_to_product_3_next;
-    TASSIGN(q_exp_G_to_product_3_next, 0x18000);
-    L1Tile<half, 64, 128> k_exp_G_to_4_f16_in_next;
-    TASSIGN(k_exp_G_to_4_f16_in_next, 0x6a000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_4_left_next;
-    TASSIGN(k_exp_G_to_product_4_left_next, 0x8000);
-    TileRight<half, 128, 64> k_exp_G_to_product_4_right_next;
-    TASSIGN(k_exp_G_to_product_4_right_next, 0x8000);
-    TileAcc<float, 64, 64> k_exp_G_to_product_4_next;
-    TASSIGN(k_exp_G_to_product_4_next, 0x1c000);
-    L1Tile<half, 64, 128> q_exp_G_to_4_f16_in_next;
-    TASSIGN(q_exp_G_to_4_f16_in_next, 0x7b600);
-    TileLeft<half, 64, 128> q_exp_G_to_product_4_left_next;
-    TASSIGN(q_exp_G_to_product_4_left_next, 0x0);
-    TileRight<half, 128, 64> q_exp_G_to_product_4_right_next;
-    TASSIGN(q_exp_G_to_product_4_right_next, 0x0);
-    TileAcc<float, 64, 64> q_exp_G_to_product_4_next;
-    TASSIGN(q_exp_G_to_product_4_next, 0x0);
-    L1Tile<half, 64, 128> k_exp_G_to_2_f16_in_next;
-    TASSIGN(k_exp_G_to_2_f16_in_next, 0x1c000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_5_left_next;
-    TASSIGN(k_exp_G_to_product_5_left_next, 0x8000);
-    TileRight<half, 128, 64> k_exp_G_to_product_5_right_next;
-    TASSIGN(k_exp_G_to_product_5_right_next, 0x8000);
-    TileAcc<float, 64, 64> k_exp_G_to_product_5_next;
-    TASSIGN(k_exp_G_to_product_5_next, 0x4000);
-    L1Tile<half, 64, 128> q_exp_G_to_2_f16_in_next;
-    TASSIGN(q_exp_G_to_2_f16_in_next, 0x20000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_5_left_next;
-    TASSIGN(q_exp_G_to_product_5_left_next, 0x0);
-    TileRight<half, 128, 64> q_exp_G_to_product_5_right_next;
-    TASSIGN(q_exp_G_to_product_5_right_next, 0x0);
-    TileAcc<float, 64, 64> q_exp_G_to_product_5_next;
-    TASSIGN(q_exp_G_to_product_5_next, 0x8000);
-    L1Tile<half, 64, 128> k_exp_G_to_1_f16_in_next;
-    TASSIGN(k_exp_G_to_1_f16_in_next, 0x24000);
-    TileLeft<half, 64, 128> k_exp_G_to_product_6_left_next;
-    TASSIGN(k_exp_G_to_product_6_left_next, 0x8000);
-    TileRight<half, 128, 64> k_exp_G_to_product_6_right_next;
-    TASSIGN(k_exp_G_to_product_6_right_next, 0x8000);
-    TileAcc<float, 64, 64> k_exp_G_to_product_6_next;
-    TASSIGN(k_exp_G_to_product_6_next, 0xc000);
-    L1Tile<half, 64, 128> q_exp_G_to_1_f16_in_next;
-    TASSIGN(q_exp_G_to_1_f16_in_next, 0x28000);
-    TileLeft<half, 64, 128> q_exp_G_to_product_6_left_next;
-    TASSIGN(q_exp_G_to_product_6_left_next, 0x0);
-    TileRight<half, 128, 64> q_exp_G_to_product_6_right_next;
-    TASSIGN(q_exp_G_to_product_6_right_next, 0x0);
-    TileAcc<float, 64, 64> q_exp_G_to_product_6_next;
-    TASSIGN(q_exp_G_to_product_6_next, 0x10000);
-    L1Tile<half, 64, 64> A_f16_in_next;
-    TASSIGN(A_f16_in_next, 0x2c000);
-    TileLeft<half, 64, 64> U_left;
-    TASSIGN(U_left, 0x8000);
-    L1Tile<half, 64, 128> operand_of_U_f16_in;
-    TASSIGN(operand_of_U_f16_in, 0x2e000);
-    TileRight<half, 64, 128> U_right;
-    TASSIGN(U_right, 0x8000);
-    TileAcc<float, 64, 128> U;
-    TASSIGN(U, 0x14000);
-    L1Tile<half, 64, 128> U_f16;
-    TASSIGN(U_f16, 0x36000);
-    L1Tile<half, 64, 16> diagonal_stack_A_4_f16_in_next;
-    TASSIGN(diagonal_stack_A_4_f16_in_next, 0x3a000);
-    TileLeft<half, 64, 16> Tinv_below_4_left_next;
-    TASSIGN(Tinv_below_4_left_next, 0x0);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in_next;
-    TASSIGN(Tinv_rows_2_f16_in_next, 0x3a800);
-    TileRight<half, 64, 16> Tinv_below_4_right_next;
-    TASSIGN(Tinv_below_4_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_4_next;
-    TASSIGN(Tinv_below_4_next, 0x1c000);
-    TileLeft<half, 64, 16> identity_product_left_next;
-    TASSIGN(identity_product_left_next, 0x8000);
-    L1Tile<half, 16, 16> identity_next;
-    TASSIGN(identity_next, 0x3b000);
-    TileRight<half, 16, 16> identity_product_right_next;
-    TASSIGN(identity_product_right_next, 0x8000);
-    TileAcc<float, 64, 16> identity_product_next;
-    TASSIGN(identity_product_next, 0x1d000);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x0);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x0);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x0);
-    L1Tile<half, 64, 16> Tinv_below_4_f16_next;
-    TASSIGN(Tinv_below_4_f16_next, 0x3b200);
-    TileLeft<half, 64, 64> operand_of_o_U_left;
-    TASSIGN(operand_of_o_U_left, 0x8000);
-    TileRight<half, 64, 128> operand_of_o_U_right;
-    TASSIGN(operand_of_o_U_right, 0x8000);
-    TileAcc<float, 64, 128> operand_of_o_U;
-    TASSIGN(operand_of_o_U, 0x10000);
-    TileLeft<half, 64, 128> o_sum_left;
-    TASSIGN(o_sum_left, 0x0);
-    TileRight<half, 128, 128> o_sum_right;
-    TASSIGN(o_sum_right, 0x0);
-    TileAcc<float, 64, 128> o_sum;
-    TASSIGN(o_sum, 0x10000);
-    TileLeft<half, 64, 16> Tinv_rows_4_left_next;
-    TASSIGN(Tinv_rows_4_left_next, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_4_right_next;
-    TASSIGN(Tinv_rows_4_right_next, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_4_next;
-    TASSIGN(Tinv_rows_4_next, 0x1d000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16_next;
-    TASSIGN(Tinv_rows_4_f16_next, 0x3ba00);
-    L1Tile<half, 64, 16> diagonal_stack_A_8_f16_in_next;
-    TASSIGN(diagonal_stack_A_8_f16_in_next, 0x3c200);
-    TileLeft<half, 64, 16> Tinv_below_8_left_next;
-    TASSIGN(Tinv_below_8_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_below_8_right_next;
-    TASSIGN(Tinv_below_8_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_8_next;
-    TASSIGN(Tinv_below_8_next, 0x18000);
-    L1Tile<half, 64, 16> Tinv_below_8_f16_next;
-    TASSIGN(Tinv_below_8_f16_next, 0x3ca00);
-    TileLeft<half, 64, 16> Tinv_rows_8_left_next;
-    TASSIGN(Tinv_rows_8_left_next, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_8_right_next;
-    TASSIGN(Tinv_rows_8_right_next, 0x8000);
-    TileAcc<float, 64, 16> Tinv_rows_8_next;
-    TASSIGN(Tinv_rows_8_next, 0x1d000);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16_next;
-    TASSIGN(Tinv_rows_8_f16_next, 0x3d200);
-    L1Tile<half, 64, 16> diagonal_stack_16_f16_in_next;
-    TASSIGN(diagonal_stack_16_f16_in_next, 0x3da00);
-    TileLeft<half, 64, 16> Tinv_below_16_left_next;
-    TASSIGN(Tinv_below_16_left_next, 0x0);
-    TileRight<half, 64, 16> Tinv_below_16_right_next;
-    TASSIGN(Tinv_below_16_right_next, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_16_next;
-    TASSIGN(Tinv_below_16_next, 0x19000);
-    L1Tile<half, 64, 16> Tinv_below_16_f16_next;
-    TASSIGN(Tinv_below_16_f16_next, 0x3e200);
-    TileLeft<half, 64, 16> Tinv_rows_16_left_next;
-    TASSIGN(Tinv_rows_16_left_next, 0x8000);
-    TileRight<half, 64, 16> Tinv_rows_16_right_next;
-    TASSIGN(Tinv_rows_16_right_next, 0x8000);
-    L1Tile<half, 64, 64> Tinv_blocks_16_next;
-    TASSIGN(Tinv_blocks_16_next, 0x34000);
-    TileAcc<float, 32, 16> Tinv_below_32_next;
-    TASSIGN(Tinv_below_32_next, 0x1a000);
-    L1Tile<half, 32, 16> Tinv_below_32_f16_next;
-    TASSIGN(Tinv_below_32_f16_next, 0x3ea00);
-    TileRight<half, 32, 16> Tinv_corner_32_right_next;
-    TASSIGN(Tinv_corner_32_right_next, 0x8000);
-    L1Tile<half, 64, 64> Tinv_blocks_32_next;
-    TASSIGN(Tinv_blocks_32_next, 0x34000);
-    TileLeft<half, 32, 32> Tinv_below_64_left_next;
-    TASSIGN(Tinv_below_64_left_next, 0x0);
-    TileRight<half, 32, 32> Tinv_below_64_right_next;
-    TASSIGN(Tinv_below_64_right_next, 0x0);
-    TileAcc<float, 32, 32> Tinv_below_64_next;
-    TASSIGN(Tinv_below_64_next, 0x1b000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16_next;
-    TASSIGN(Tinv_below_64_f16_next, 0x3ee00);
-    TileLeft<half, 32, 32> Tinv_corner_64_left_next;
-    TASSIGN(Tinv_corner_64_left_next, 0x8000);
-    TileRight<half, 32, 32> Tinv_corner_64_right_next;
-    TASSIGN(Tinv_corner_64_right_next, 0x8000);
-    TileAcc<float, 32, 32> Tinv_corner_64_next;
-    TASSIGN(Tinv_corner_64_next, 0x1c000);
-    L1Tile<half, 64, 64> Tinv_blocks_64_next;
-    TASSIGN(Tinv_blocks_64_next, 0x34000);
-    TileLeft<half, 64, 64> Tinv_left_next;
-    TASSIGN(Tinv_left_next, 0x0);
-    L1Tile<half, 64, 64> minus_identity_next;
-    TASSIGN(minus_identity_next, 0x3f600);
-    TileRight<half, 64, 64> Tinv_right_next;
-    TASSIGN(Tinv_right_next, 0x0);
-    TileAcc<float, 64, 64> Tinv_next;
-    TASSIGN(Tinv_next, 0x0);
+    auto exp_G_k_S_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto S_f16_in = tile_at<L1Tile<half, 128, 128>>(0x14000);
+    auto exp_G_k_S_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto exp_G_k_S = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto lower_mask_next = tile_at<L1Tile<float, 64, 64>>(0x1c000);
+    auto G_left_next = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto exp_g_times_0_sum_in_next = tile_at<L1Tile<float, 64, 128>>(0x20000);
+    auto G_right_next = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_next = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto to_middle_32_of_0_1_next = tile_at<L1Tile<float, 64, 64>>(0x28000);
+    auto G_to_32_left_next = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_in_next = tile_at<L1Tile<float, 64, 128>>(0x2c000);
+    auto G_to_32_right_next = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_32_next = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto Tinv_zeros_next = tile_at<L1Tile<half, 64, 64>>(0x34000);
+    auto to_middle_16_of_0_1_next = tile_at<L1Tile<float, 64, 64>>(0x36000);
+    auto G_to_16_left_next = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_16_right_next = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_16_next = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto to_middle_8_of_0_1_next = tile_at<L1Tile<float, 64, 64>>(0x3a000);
+    auto G_to_8_left_next = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_to_8_right_next = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_8_next = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto to_middle_4_of_0_1_next = tile_at<L1Tile<float, 64, 64>>(0x3e000);
+    auto G_to_4_left_next = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_4_right_next = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_4_next = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto to_middle_2_of_0_1_next = tile_at<L1Tile<float, 64, 64>>(0x42000);
+    auto G_to_2_left_next = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto G_to_2_right_next = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto G_to_2_next = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto to_middle_1_of_0_1_next = tile_at<L1Tile<float, 64, 64>>(0x46000);
+    auto G_to_1_left_next = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto G_to_1_right_next = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto G_to_1_next = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto q_cube_next = tile_at<L1Tile<half, 64, 128>>(0x4a000);
+    auto q_kT_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_cube_next = tile_at<L1Tile<half, 64, 128>>(0x4e000);
+    auto q_kT_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_kT_next = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto k_exp_G_to_32_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x52000);
+    auto k_exp_G_to_product_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_exp_G_to_product_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k_exp_G_to_product_next = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto q_exp_G_to_32_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x56000);
+    auto q_exp_G_to_product_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_exp_G_to_product_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_exp_G_to_product_next = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto k_exp_G_to_16_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x5a000);
+    auto k_exp_G_to_product_2_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_exp_G_to_product_2_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k_exp_G_to_product_2_next = tile_at<TileAcc<float, 64, 64>>(0xc000);
+    auto q_exp_G_to_16_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x5e000);
+    auto q_exp_G_to_product_2_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_exp_G_to_product_2_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_exp_G_to_product_2_next = tile_at<TileAcc<float, 64, 64>>(0x10000);
+    auto k_exp_G_to_8_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x62000);
+    auto k_exp_G_to_product_3_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_exp_G_to_product_3_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k_exp_G_to_product_3_next = tile_at<TileAcc<float, 64, 64>>(0x14000);
+    auto q_exp_G_to_8_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x66000);
+    auto q_exp_G_to_product_3_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_exp_G_to_product_3_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_exp_G_to_product_3_next = tile_at<TileAcc<float, 64, 64>>(0x18000);
+    auto k_exp_G_to_4_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x6a000);
+    auto k_exp_G_to_product_4_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_exp_G_to_product_4_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k_exp_G_to_product_4_next = tile_at<TileAcc<float, 64, 64>>(0x1c000);
+    auto q_exp_G_to_4_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x7b600);
+    auto q_exp_G_to_product_4_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_exp_G_to_product_4_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_exp_G_to_product_4_next = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto k_exp_G_to_2_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x1c000);
+    auto k_exp_G_to_product_5_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_exp_G_to_product_5_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k_exp_G_to_product_5_next = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto q_exp_G_to_2_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x20000);
+    auto q_exp_G_to_product_5_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_exp_G_to_product_5_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_exp_G_to_product_5_next = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto k_exp_G_to_1_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x24000);
+    auto k_exp_G_to_product_6_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_exp_G_to_product_6_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto k_exp_G_to_product_6_next = tile_at<TileAcc<float, 64, 64>>(0xc000);
+    auto q_exp_G_to_1_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x28000);
+    auto q_exp_G_to_product_6_left_next = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_exp_G_to_product_6_right_next = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_exp_G_to_product_6_next = tile_at<TileAcc<float, 64, 64>>(0x10000);
+    auto A_f16_in_next = tile_at<L1Tile<half, 64, 64>>(0x2c000);
+    auto U_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto operand_of_U_f16_in = tile_at<L1Tile<half, 64, 128>>(0x2e000);
+    auto U_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto U = tile_at<TileAcc<float, 64, 128>>(0x14000);
+    auto U_f16 = tile_at<L1Tile<half, 64, 128>>(0x36000);
+    auto diagonal_stack_A_4_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x3a000);
+    auto Tinv_below_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_2_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x3a800);
+    auto Tinv_below_4_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_4_next = tile_at<TileAcc<float, 64, 16>>(0x1c000);
+    auto identity_product_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_next = tile_at<L1Tile<half, 16, 16>>(0x3b000);
+    auto identity_product_right_next = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_product_next = tile_at<TileAcc<float, 64, 16>>(0x1d000);
+    auto S_next_part_left = tile_at<TileLeft<half, 128, 64>>(0x0);
+    auto S_next_part_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto S_next_part = tile_at<TileAcc<float, 128, 128>>(0x0);
+    auto Tinv_below_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x3b200);
+    auto operand_of_o_U_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto operand_of_o_U_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto operand_of_o_U = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto o_sum_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto o_sum_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto o_sum = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto Tinv_rows_4_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_4_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_rows_4_next = tile_at<TileAcc<float, 64, 16>>(0x1d000);
+    auto Tinv_rows_4_f16_next = tile_at<L1Tile<half, 64, 16>>(0x3ba00);
+    auto diagonal_stack_A_8_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x3c200);
+    auto Tinv_below_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_8_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_8_next = tile_at<TileAcc<float, 64, 16>>(0x18000);
+    auto Tinv_below_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x3ca00);
+    auto Tinv_rows_8_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_8_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_rows_8_next = tile_at<TileAcc<float, 64, 16>>(0x1d000);
+    auto Tinv_rows_8_f16_next = tile_at<L1Tile<half, 64, 16>>(0x3d200);
+    auto diagonal_stack_16_f16_in_next = tile_at<L1Tile<half, 64, 16>>(0x3da00);
+    auto Tinv_below_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_16_right_next = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_16_next = tile_at<TileAcc<float, 64, 16>>(0x19000);
+    auto Tinv_below_16_f16_next = tile_at<L1Tile<half, 64, 16>>(0x3e200);
+    auto Tinv_rows_16_left_next = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_rows_16_right_next = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_blocks_16_next = tile_at<L1Tile<half, 64, 64>>(0x34000);
+    auto Tinv_below_32_next = tile_at<TileAcc<float, 32, 16>>(0x1a000);
+    auto Tinv_below_32_f16_next = tile_at<L1Tile<half, 32, 16>>(0x3ea00);
+    auto Tinv_corner_32_right_next = tile_at<TileRight<half, 32, 16>>(0x8000);
+    auto Tinv_blocks_32_next = tile_at<L1Tile<half, 64, 64>>(0x34000);
+    auto Tinv_below_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_below_64_right_next = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_below_64_next = tile_at<TileAcc<float, 32, 32>>(0x1b000);
+    auto Tinv_below_64_f16_next = tile_at<L1Tile<half, 32, 32>>(0x3ee00);
+    auto Tinv_corner_64_left_next = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64_right_next = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_corner_64_next = tile_at<TileAcc<float, 32, 32>>(0x1c000);
+    auto Tinv_blocks_64_next = tile_at<L1Tile<half, 64, 64>>(0x34000);
+    auto Tinv_left_next = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto minus_identity_next = tile_at<L1Tile<half, 64, 64>>(0x3f600);
+    auto Tinv_right_next = tile_at<TileRight<half, 64, 64>>(0x0);
+    auto Tinv_next = tile_at<TileAcc<float, 64, 64>>(0x0);
     L1Tile<half, 64, 64> Tinv_f16_next;
     L1Tile<half, 64, 128> exp_G_k_f16_in_next;
     L1Tile<half, 64, 128> exp_G_q_f16_in_next;
@@ -1012,22 +784,12 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
         // G = cumsum(g)
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_mask_gm, 64, 64, 64);
-                TLOAD(lower_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(lower_mask_first, view(lower_mask_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask_first -> G_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask_first -> G_left_first
         if (rows_next > 0) TEXTRACT(G_left_first, lower_mask_first, 0, 0);
         wait_flag_dev(0);  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_g_times_0_sum_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(exp_g_times_0_sum_in_first, view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_g_times_0_sum_in_first -> G_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // exp_g_times_0_sum_in_first -> G_right_first
         if (rows_next > 0) TEXTRACT(G_right_first, exp_g_times_0_sum_in_first, 0, 0);
@@ -1037,28 +799,19 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // G_left_first -> G_to_32_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_channel -> last_G_first
         set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // G_channel -> G_in_first
-        L1Part<half, 64, 128> q_cube_raw_first(rows_next, 128);
-        TASSIGN(q_cube_raw_first, 0xc000);
-        auto q_cube_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(q_cube_raw_first, q_cube_raw_first_from);
+        auto q_cube_raw_first = tile_at<L1Part<half, 64, 128>>(0xc000, rows_next, 128);
+        if (rows_next > 0) TLOAD(q_cube_raw_first, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_cube_raw_first, q_cube_raw_first);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_cube_first -> q_kT_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_cube_first -> q_kT_left_first
         if (rows_next > 0) TEXTRACT(q_kT_left_first, q_cube_first, 0, 0);
-        L1Part<half, 64, 128> k_cube_raw_first(rows_next, 128);
-        TASSIGN(k_cube_raw_first, 0x10000);
-        auto k_cube_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(k_cube_raw_first, k_cube_raw_first_from);
+        auto k_cube_raw_first = tile_at<L1Part<half, 64, 128>>(0x10000, rows_next, 128);
+        if (rows_next > 0) TLOAD(k_cube_raw_first, view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(k_cube_raw_first, k_cube_raw_first);
         }
@@ -1078,30 +831,15 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_left_first -> G_to_16_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_kT_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_kT_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT_first);
         // exp_G_to_32 = exp(to_middle(G))
-        if (rows_next > 0) {
-            {
-                auto from = view(to_middle_32_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_32_of_0_1_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(to_middle_32_of_0_1_first, view(to_middle_32_of_0_1_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_32_of_0_1_first -> G_to_32_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_32_of_0_1_first -> G_to_32_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // G_left_first -> G_to_32_left_first
         if (rows_next > 0) TEXTRACT(G_to_32_left_first, to_middle_32_of_0_1_first, 0, 0);
         wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // G_channel -> G_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(G_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(G_in_first, view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // G_in_first -> G_to_32_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // G_in_first -> G_to_32_right_first
         if (rows_next > 0) TEXTRACT(G_to_32_right_first, G_in_first, 0, 0);
@@ -1113,12 +851,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         // Tinv = unit_lower_inverse(A)
         if (rows_next > 0) TEXPANDS(Tinv_zeros_first, 0.0f);
         // exp_G_to_16 = exp(to_middle(G))
-        if (rows_next > 0) {
-            {
-                auto from = view(to_middle_16_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_16_of_0_1_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(to_middle_16_of_0_1_first, view(to_middle_16_of_0_1_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_16_of_0_1_first -> G_to_16_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_16_of_0_1_first -> G_to_16_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_kT_left_first -> G_to_16_left_first
@@ -1130,21 +863,11 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_16_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // G_to_16_left_first -> G_to_4_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // G_to_32_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(G_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_32_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(G_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_32_first);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // G_to_32_first -> G_to_4_first
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_to_32_channel -> G_to_32_in_first
         // exp_G_to_8 = exp(to_middle(G))
-        if (rows_next > 0) {
-            {
-                auto from = view(to_middle_8_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_8_of_0_1_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(to_middle_8_of_0_1_first, view(to_middle_8_of_0_1_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_8_of_0_1_first -> G_to_8_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_8_of_0_1_first -> G_to_8_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // G_to_32_left_first -> G_to_8_left_first
@@ -1156,20 +879,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_8_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // G_to_8_left_first -> G_to_2_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(G_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(G_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_16_first);
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // G_to_16_first -> G_to_2_first
         // exp_G_to_4 = exp(to_middle(G))
-        if (rows_next > 0) {
-            {
-                auto from = view(to_middle_4_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_4_of_0_1_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(to_middle_4_of_0_1_first, view(to_middle_4_of_0_1_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_4_of_0_1_first -> G_to_4_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_4_of_0_1_first -> G_to_4_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // G_to_16_left_first -> G_to_4_left_first
@@ -1181,19 +894,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(G_to_4_first, G_to_4_left_first, G_to_4_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // G_to_4_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_8_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(G_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_8_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(G_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_8_first);
         // exp_G_to_2 = exp(to_middle(G))
-        if (rows_next > 0) {
-            {
-                auto from = view(to_middle_2_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_2_of_0_1_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(to_middle_2_of_0_1_first, view(to_middle_2_of_0_1_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_2_of_0_1_first -> G_to_2_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_2_of_0_1_first -> G_to_2_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // G_to_8_left_first -> G_to_2_left_first
@@ -1204,19 +907,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         wait_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // G_to_16_first -> G_to_2_first
         if (rows_next > 0) TMATMUL(G_to_2_first, G_to_2_left_first, G_to_2_right_first);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // G_to_4_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(G_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_4_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(G_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_4_first);
         // exp_G_to_1 = exp(to_middle(G))
-        if (rows_next > 0) {
-            {
-                auto from = view(to_middle_1_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_1_of_0_1_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(to_middle_1_of_0_1_first, view(to_middle_1_of_0_1_gm, 64, 64, 64));
         pipe_barrier(PIPE_ALL);
         if (rows_next > 0) TEXTRACT(G_to_1_left_first, to_middle_1_of_0_1_first, 0, 0);
         if (rows_next > 0) TEXTRACT(G_to_1_right_first, G_in_first, 0, 0);
@@ -1224,26 +917,11 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // G_to_1_right_first -> G_to_1_first
         if (rows_next > 0) TMATMUL(G_to_1_first, G_to_1_left_first, G_to_1_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // G_to_1_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(G_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_2_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(G_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_2_first);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // G_to_1_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(G_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, G_to_1_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(G_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_1_first);
         wait_flag_dev(0);  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_32_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_32_f16_in_first, view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_G_to_32_f16_in_first -> k_exp_G_to_product_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_G_to_32_f16_in_first -> k_exp_G_to_product_left_first
         if (rows_next > 0) TEXTRACT(k_exp_G_to_product_left_first, k_exp_G_to_32_f16_in_first, 0, 0);
@@ -1260,20 +938,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(k_exp_G_to_product_first, k_exp_G_to_product_left_first, k_exp_G_to_product_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_channel -> k_exp_G_to_product_in_first
         wait_flag_dev(0);  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_32_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_32_f16_in_first, view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_exp_G_to_32_f16_in_first -> q_exp_G_to_product_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_exp_G_to_32_f16_in_first -> q_exp_G_to_product_left_first
         if (rows_next > 0) TEXTRACT(q_exp_G_to_product_left_first, q_exp_G_to_32_f16_in_first, 0, 0);
@@ -1290,20 +958,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(q_exp_G_to_product_first, q_exp_G_to_product_left_first, q_exp_G_to_product_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_channel -> q_exp_G_to_product_in_first
         wait_flag_dev(0);  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_16_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_16_f16_in_first, view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_G_to_16_f16_in_first -> k_exp_G_to_product_2_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_G_to_16_f16_in_first -> k_exp_G_to_product_2_left_first
         if (rows_next > 0) TEXTRACT(k_exp_G_to_product_2_left_first, k_exp_G_to_16_f16_in_first, 0, 0);
@@ -1320,20 +978,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(k_exp_G_to_product_2_first, k_exp_G_to_product_2_left_first, k_exp_G_to_product_2_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_2_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_2_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_2_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_2_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_2_channel -> k_exp_G_to_product_2_in_first
         wait_flag_dev(0);  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_16_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_16_f16_in_first, view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_exp_G_to_16_f16_in_first -> q_exp_G_to_product_2_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_exp_G_to_16_f16_in_first -> q_exp_G_to_product_2_left_first
         if (rows_next > 0) TEXTRACT(q_exp_G_to_product_2_left_first, q_exp_G_to_16_f16_in_first, 0, 0);
@@ -1350,20 +998,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(q_exp_G_to_product_2_first, q_exp_G_to_product_2_left_first, q_exp_G_to_product_2_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_2_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_2_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_2_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_2_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in_first
         wait_flag_dev(0);  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_8_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_8_f16_in_first, view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_G_to_8_f16_in_first -> k_exp_G_to_product_3_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // k_exp_G_to_8_f16_in_first -> k_exp_G_to_product_3_left_first
         if (rows_next > 0) TEXTRACT(k_exp_G_to_product_3_left_first, k_exp_G_to_8_f16_in_first, 0, 0);
@@ -1380,20 +1018,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(k_exp_G_to_product_3_first, k_exp_G_to_product_3_left_first, k_exp_G_to_product_3_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k_exp_G_to_product_3_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // k_exp_G_to_product_3_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_3_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_3_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_3_channel -> k_exp_G_to_product_3_in_first
         wait_flag_dev(0);  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_8_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_8_f16_in_first, view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_8_f16_in_first -> q_exp_G_to_product_3_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_8_f16_in_first -> q_exp_G_to_product_3_left_first
         if (rows_next > 0) TEXTRACT(q_exp_G_to_product_3_left_first, q_exp_G_to_8_f16_in_first, 0, 0);
@@ -1410,20 +1038,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(q_exp_G_to_product_3_first, q_exp_G_to_product_3_left_first, q_exp_G_to_product_3_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_exp_G_to_product_3_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_exp_G_to_product_3_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_3_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_3_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in_first
         wait_flag_dev(0);  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_4_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_4_f16_in_first, view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_exp_G_to_4_f16_in_first -> k_exp_G_to_product_4_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_exp_G_to_4_f16_in_first -> k_exp_G_to_product_4_left_first
         if (rows_next > 0) TEXTRACT(k_exp_G_to_product_4_left_first, k_exp_G_to_4_f16_in_first, 0, 0);
@@ -1440,20 +1058,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(k_exp_G_to_product_4_first, k_exp_G_to_product_4_left_first, k_exp_G_to_product_4_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_exp_G_to_product_4_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // k_exp_G_to_product_4_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_4_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_4_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_4_channel -> k_exp_G_to_product_4_in_first
         wait_flag_dev(0);  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_4_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_4_f16_in_first, view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_exp_G_to_4_f16_in_first -> q_exp_G_to_product_4_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // q_exp_G_to_4_f16_in_first -> q_exp_G_to_product_4_left_first
         if (rows_next > 0) TEXTRACT(q_exp_G_to_product_4_left_first, q_exp_G_to_4_f16_in_first, 0, 0);
@@ -1470,20 +1078,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(q_exp_G_to_product_4_first, q_exp_G_to_product_4_left_first, q_exp_G_to_product_4_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_exp_G_to_product_4_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // q_exp_G_to_product_4_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_4_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_4_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in_first
         wait_flag_dev(0);  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_2_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_2_f16_in_first, view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_G_to_2_f16_in_first -> k_exp_G_to_product_5_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_G_to_2_f16_in_first -> k_exp_G_to_product_5_left_first
         if (rows_next > 0) TEXTRACT(k_exp_G_to_product_5_left_first, k_exp_G_to_2_f16_in_first, 0, 0);
@@ -1501,20 +1099,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product_5_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_exp_G_to_product_5_left_first -> k_exp_G_to_product_6_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // k_exp_G_to_product_5_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_5_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_5_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_5_channel -> k_exp_G_to_product_5_in_first
         wait_flag_dev(0);  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_2_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_2_f16_in_first, view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_exp_G_to_2_f16_in_first -> q_exp_G_to_product_5_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_exp_G_to_2_f16_in_first -> q_exp_G_to_product_5_left_first
         if (rows_next > 0) TEXTRACT(q_exp_G_to_product_5_left_first, q_exp_G_to_2_f16_in_first, 0, 0);
@@ -1532,12 +1120,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product_5_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_5_left_first -> q_exp_G_to_product_6_left_first
         wait_flag_dev(0);  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_G_to_1_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_1_f16_in_first, view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_G_to_1_f16_in_first -> k_exp_G_to_product_6_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_G_to_1_f16_in_first -> k_exp_G_to_product_6_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // k_exp_G_to_product_5_left_first -> k_exp_G_to_product_6_left_first
@@ -1555,27 +1138,12 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(k_exp_G_to_product_6_first, k_exp_G_to_product_6_left_first, k_exp_G_to_product_6_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_6_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_exp_G_to_product_5_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_5_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_5_first);
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // k_exp_G_to_product_6_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, k_exp_G_to_product_6_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_6_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_6_channel -> k_exp_G_to_product_6_in_first
         wait_flag_dev(0);  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(q_exp_G_to_1_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_1_f16_in_first, view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_exp_G_to_1_f16_in_first -> q_exp_G_to_product_6_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // q_exp_G_to_1_f16_in_first -> q_exp_G_to_product_6_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_product_5_left_first -> q_exp_G_to_product_6_left_first
@@ -1594,54 +1162,24 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_6_first -> store
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_product_6_left_first -> identity_product_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // q_exp_G_to_product_6_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_exp_G_to_product_6_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_6_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in_first
         wait_flag_dev(0);  // A_f16_channel -> A_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(A_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(A_f16_in_first, view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         // Tinv = unit_lower_inverse(A)
         wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(diagonal_stack_A_4_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(diagonal_stack_A_4_f16_in_first, view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // diagonal_stack_A_4_f16_in_first -> Tinv_below_4_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // diagonal_stack_A_4_f16_in_first -> Tinv_below_4_left_first
         if (rows_next > 0) TEXTRACT(Tinv_below_4_left_first, diagonal_stack_A_4_f16_in_first, 0, 0);
         wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_rows_2_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(Tinv_rows_2_f16_in_first, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // Tinv_rows_2_f16_in_first -> Tinv_below_4_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_4_right_first, Tinv_rows_2_f16_in_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right_first -> Tinv_below_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_4_right_first -> Tinv_below_4_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_4_first_out;
-                TASSIGN(Tinv_below_4_first_out, 0x10000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_4_first_left;
-                TASSIGN(Tinv_below_4_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_4_first_right;
-                TASSIGN(Tinv_below_4_first_right, 0x0 + i * 32);
-                TMATMUL(Tinv_below_4_first_out, Tinv_below_4_first_left, Tinv_below_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0x10000, 0x0, 0x0);  // Tinv_below_4_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_4_first -> Tinv_below_4_f16_first
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_left_first -> Tinv_rows_4_left_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_4_first -> Tinv_below_4_f16_first
@@ -1649,12 +1187,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16_first -> Tinv_rows_4_right_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // q_exp_G_to_product_6_left_first -> identity_product_left_first
         if (rows_next > 0) TEXTRACT(identity_product_left_first, Tinv_rows_2_f16_in_first, 0, 0);
-        if (rows_next > 0) {
-            {
-                auto from = view(identity_float16_16_gm, 16, 16, 16);
-                TLOAD(identity_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(identity_first, view(identity_float16_16_gm, 16, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // identity_first -> identity_product_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // identity_first -> identity_product_right_first
         if (rows_next > 0) TEXTRACT(identity_product_right_first, identity_first, 0, 0);
@@ -1668,28 +1201,13 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_4_right_first, Tinv_below_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_4_right_first -> Tinv_rows_4_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_4_first_out;
-                TASSIGN(Tinv_rows_4_first_out, 0x11000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_4_first_left;
-                TASSIGN(Tinv_rows_4_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_4_first_right;
-                TASSIGN(Tinv_rows_4_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_4_first_out, Tinv_rows_4_first_out, Tinv_rows_4_first_left, Tinv_rows_4_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x11000, 0x0, 0x0);  // Tinv_rows_4_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_rows_4_first -> Tinv_rows_4_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_4_f16_first, Tinv_rows_4_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16_first -> Tinv_below_8_right_first
         wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(diagonal_stack_A_8_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(diagonal_stack_A_8_f16_in_first, view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // diagonal_stack_A_8_f16_in_first -> Tinv_below_8_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // diagonal_stack_A_8_f16_in_first -> Tinv_below_8_left_first
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // identity_product_left_first -> Tinv_below_8_left_first
@@ -1698,17 +1216,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_below_8_right_first, Tinv_rows_4_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right_first -> Tinv_below_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_8_right_first -> Tinv_below_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_8_first_out;
-                TASSIGN(Tinv_below_8_first_out, 0x12000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_8_first_left;
-                TASSIGN(Tinv_below_8_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_8_first_right;
-                TASSIGN(Tinv_below_8_first_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_8_first_out, Tinv_below_8_first_left, Tinv_below_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0x12000, 0x8000, 0x8000);  // Tinv_below_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_below_8_first -> Tinv_below_8_f16_first
         if (rows_next > 0) TMOV(Tinv_below_8_f16_first, Tinv_below_8_first);
@@ -1718,28 +1226,13 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_first, Tinv_below_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_8_right_first -> Tinv_rows_8_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_8_first_out;
-                TASSIGN(Tinv_rows_8_first_out, 0x11000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_8_first_left;
-                TASSIGN(Tinv_rows_8_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_8_first_right;
-                TASSIGN(Tinv_rows_8_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_8_first_out, Tinv_rows_8_first_out, Tinv_rows_8_first_left, Tinv_rows_8_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x11000, 0x0, 0x0);  // Tinv_rows_8_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_8_first -> Tinv_rows_8_f16_first
         if (rows_next > 0) TMOV(Tinv_rows_8_f16_first, Tinv_rows_8_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16_first -> Tinv_below_16_right_first
         wait_flag_dev(0);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(diagonal_stack_16_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(diagonal_stack_16_f16_in_first, view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_16_f16_in_first -> Tinv_below_16_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // diagonal_stack_16_f16_in_first -> Tinv_below_16_left_first
         if (rows_next > 0) TEXTRACT(Tinv_below_16_left_first, diagonal_stack_16_f16_in_first, 0, 0);
@@ -1747,17 +1240,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_below_16_right_first, Tinv_rows_8_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right_first -> Tinv_below_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_16_right_first -> Tinv_below_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_16_first_out;
-                TASSIGN(Tinv_below_16_first_out, 0x13000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_16_first_left;
-                TASSIGN(Tinv_below_16_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_16_first_right;
-                TASSIGN(Tinv_below_16_first_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_16_first_out, Tinv_below_16_first_left, Tinv_below_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, false>(0x13000, 0x8000, 0x8000);  // Tinv_below_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_16_first -> Tinv_below_16_f16_first
         if (rows_next > 0) TMOV(Tinv_below_16_f16_first, Tinv_below_16_first);
@@ -1767,94 +1250,30 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_first, Tinv_below_16_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_rows_16_right_first -> Tinv_rows_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_16_first_out;
-                TASSIGN(Tinv_rows_16_first_out, 0x11000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_16_first_left;
-                TASSIGN(Tinv_rows_16_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_16_first_right;
-                TASSIGN(Tinv_rows_16_first_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_16_first_out, Tinv_rows_16_first_out, Tinv_rows_16_first_left, Tinv_rows_16_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 64, true>(0x11000, 0x0, 0x0);  // Tinv_rows_16_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_16_first -> Tinv_blocks_16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_16_first -> Tinv_blocks_16_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 4; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_16_first_from;
-                TASSIGN(Tinv_blocks_16_first_from, 0x11000 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_16_first_to;
-                TASSIGN(Tinv_blocks_16_first_to, 0x20000 + i * 2560);
-                TMOV(Tinv_blocks_16_first_to, Tinv_blocks_16_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 64, 4>(Tinv_blocks_16_first, 0x20000, 2560, 0x11000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_below_32_left_first_block;
-                TASSIGN(Tinv_below_32_left_first_block, 0x8000 + i * 512);
-                TEXTRACT(Tinv_below_32_left_first_block, A_f16_in_first, 16 + i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, A_f16_in_first, 16, 0, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16_first -> Tinv_below_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileRight<half, 16, 16> Tinv_below_32_right_first_block;
-                TASSIGN(Tinv_below_32_right_first_block, 0x8000 + i * 512);
-                TEXTRACT(Tinv_below_32_right_first_block, Tinv_blocks_16_first, i * 32, i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, Tinv_blocks_16_first, 0, 0, 32, 32);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_first -> Tinv_below_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_below_32_right_first -> Tinv_below_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_32_first_out;
-                TASSIGN(Tinv_below_32_first_out, 0x14000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_32_first_left;
-                TASSIGN(Tinv_below_32_first_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_32_first_right;
-                TASSIGN(Tinv_below_32_first_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_32_first_out, Tinv_below_32_first_left, Tinv_below_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0x14000, 0x8000, 0x8000);  // Tinv_below_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_32_first -> Tinv_below_32_f16_first
         if (rows_next > 0) TMOV(Tinv_below_32_f16_first, Tinv_below_32_first);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_first_block;
-                TASSIGN(Tinv_corner_32_left_first_block, 0x0 + i * 512);
-                TEXTRACT(Tinv_corner_32_left_first_block, Tinv_blocks_16_first, 16 + i * 32, 16 + i * 32);
-            }
-        }
+        if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, Tinv_blocks_16_first, 16, 16, 32, 32);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16_first -> Tinv_corner_32_right_first
         if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_first, Tinv_below_32_f16_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
         wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_corner_32_right_first -> Tinv_corner_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_corner_32_first_out;
-                TASSIGN(Tinv_corner_32_first_out, 0x14800 + i * 64);
-                TileLeft<half, 16, 16> Tinv_corner_32_first_left;
-                TASSIGN(Tinv_corner_32_first_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_corner_32_first_right;
-                TASSIGN(Tinv_corner_32_first_right, 0x0 + i * 32);
-                TMATMUL(Tinv_corner_32_first_out, Tinv_corner_32_first_left, Tinv_corner_32_first_right);
-            }
-        }
+        if (rows_next > 0) stacked_product<half, 32, false>(0x14800, 0x0, 0x0);  // Tinv_corner_32_first
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_32_first -> Tinv_blocks_32_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_corner_32_first -> Tinv_blocks_32_first
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 2; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_32_first_from;
-                TASSIGN(Tinv_blocks_32_first_from, 0x14800 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_32_first_to;
-                TASSIGN(Tinv_blocks_32_first_to, 0x20200 + i * 5120);
-                TMOV(Tinv_blocks_32_first_to, Tinv_blocks_32_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<16, 32, 2>(Tinv_blocks_32_first, 0x20200, 5120, 0x14800);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
         if (rows_next > 0) TEXTRACT(Tinv_below_64_left_first, A_f16_in_first, 32, 0);
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32_first -> Tinv_below_64_right_first
@@ -1874,24 +1293,11 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(Tinv_corner_64_first, Tinv_corner_64_left_first, Tinv_corner_64_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_64_first -> Tinv_blocks_64_first
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_64_first -> Tinv_blocks_64_first
-        if (rows_next > 0) {
-            for (int64_t j = 0; j < 2; ++j) {
-                TileAcc<float, 32, 16> Tinv_blocks_64_first_from;
-                TASSIGN(Tinv_blocks_64_first_from, 0x16000 + j * 2048);
-                L1Tile<half, 32, 16> Tinv_blocks_64_first_to;
-                TASSIGN(Tinv_blocks_64_first_to, 0x20400 + j * 2048);
-                TMOV(Tinv_blocks_64_first_to, Tinv_blocks_64_first_from);
-            }
-        }
+        if (rows_next > 0) insert_blocks<32, 32, 1>(Tinv_blocks_64_first, 0x20400, 0, 0x16000);
         set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
         wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64_first -> Tinv_left_first
         if (rows_next > 0) TEXTRACT(Tinv_left_first, Tinv_blocks_64_first, 0, 0);
-        if (rows_next > 0) {
-            {
-                auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                TLOAD(minus_identity_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(minus_identity_first, view(minus_identity_float16_gm, 64, 64, 64));
         pipe_barrier(PIPE_ALL);
         if (rows_next > 0) TEXTRACT(Tinv_right_first, minus_identity_first, 0, 0);
         set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_right_first -> Tinv_first
@@ -1901,33 +1307,13 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_first -> Tinv_f16_first
         if (rows_next > 0) TMOV(Tinv_f16_first, Tinv_first);
         wait_flag_dev(0);  // exp_G_k_f16_channel -> exp_G_k_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(exp_G_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_G_k_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(exp_G_k_f16_in_first, view(exp_G_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         wait_flag_dev(0);  // exp_G_q_f16_channel -> exp_G_q_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_G_q_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(exp_G_q_f16_in_first, view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         wait_flag_dev(0);  // k_decay_to_end_f16_channel -> k_decay_to_end_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_decay_to_end_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_decay_to_end_f16_in_first, view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         wait_flag_dev(0);  // operand_of_o_f16_channel -> operand_of_o_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(operand_of_o_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(operand_of_o_f16_in_first, view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // exp_G_k_f16_in_next -> exp_G_k_S_left
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> exp_G_k_S_left
         set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // Tinv_next -> exp_G_k_S
@@ -1948,10 +1334,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> exp_G_k_S_left
             TEXTRACT(exp_G_k_S_left, exp_G_k_f16_in, 0, 0);
             wait_flag_dev(0);  // S_f16_channel -> S_f16_in
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
+            TLOAD(S_f16_in, view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // S_f16_in -> exp_G_k_S_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // S_f16_in -> exp_G_k_S_right
             TEXTRACT(exp_G_k_S_right, S_f16_in, 0, 0);
@@ -1963,27 +1346,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // exp_G_k_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // exp_G_k_S_left -> G_to_32_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // exp_G_k_S -> store
-            {
-                auto to = view(exp_G_k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, exp_G_k_S);
-            }
+            TSTORE(view(exp_G_k_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), exp_G_k_S);
             // G = cumsum(g)
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_mask_gm, 64, 64, 64);
-                    TLOAD(lower_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(lower_mask_next, view(lower_mask_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // lower_mask_next -> G_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // lower_mask_next -> G_left_next
             if (rows_next > 0) TEXTRACT(G_left_next, lower_mask_next, 0, 0);
             wait_flag_dev(0);  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(exp_g_times_0_sum_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(exp_g_times_0_sum_in_next, view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_g_times_0_sum_in_next -> G_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // exp_g_times_0_sum_in_next -> G_right_next
             if (rows_next > 0) TEXTRACT(G_right_next, exp_g_times_0_sum_in_next, 0, 0);
@@ -1992,32 +1362,17 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(G_next, G_left_next, G_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // G_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // G_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TSTORE(to, G_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_channel -> last_G_next
             set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID1);  // G_channel -> G_in_next
             // exp_G_to_32 = exp(to_middle(G))
-            if (rows_next > 0) {
-                {
-                    auto from = view(to_middle_32_of_0_1_gm, 64, 64, 64);
-                    TLOAD(to_middle_32_of_0_1_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(to_middle_32_of_0_1_next, view(to_middle_32_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_32_of_0_1_next -> G_to_32_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_32_of_0_1_next -> G_to_32_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // exp_G_k_S_left -> G_to_32_left_next
             if (rows_next > 0) TEXTRACT(G_to_32_left_next, to_middle_32_of_0_1_next, 0, 0);
             wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID1);  // G_channel -> G_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(G_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(G_in_next, view(G_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // G_in_next -> G_to_32_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // G_in_next -> G_to_32_right_next
             if (rows_next > 0) TEXTRACT(G_to_32_right_next, G_in_next, 0, 0);
@@ -2029,12 +1384,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             // Tinv = unit_lower_inverse(A)
             if (rows_next > 0) TEXPANDS(Tinv_zeros_next, 0.0f);
             // exp_G_to_16 = exp(to_middle(G))
-            if (rows_next > 0) {
-                {
-                    auto from = view(to_middle_16_of_0_1_gm, 64, 64, 64);
-                    TLOAD(to_middle_16_of_0_1_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(to_middle_16_of_0_1_next, view(to_middle_16_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_16_of_0_1_next -> G_to_16_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_16_of_0_1_next -> G_to_16_left_next
             if (rows_next > 0) TEXTRACT(G_to_16_left_next, to_middle_16_of_0_1_next, 0, 0);
@@ -2045,21 +1395,11 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // G_to_16_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // G_to_16_left_next -> G_to_4_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // G_to_32_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(G_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TSTORE(to, G_to_32_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(G_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_32_next);
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID3);  // G_to_32_next -> G_to_2_next
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // G_to_32_channel -> G_to_32_in_next
             // exp_G_to_8 = exp(to_middle(G))
-            if (rows_next > 0) {
-                {
-                    auto from = view(to_middle_8_of_0_1_gm, 64, 64, 64);
-                    TLOAD(to_middle_8_of_0_1_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(to_middle_8_of_0_1_next, view(to_middle_8_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_8_of_0_1_next -> G_to_8_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_8_of_0_1_next -> G_to_8_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // G_to_32_left_next -> G_to_8_left_next
@@ -2071,20 +1411,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // G_to_8_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // G_to_8_left_next -> G_to_2_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // G_to_16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(G_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TSTORE(to, G_to_16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(G_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_16_next);
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID4);  // G_to_16_next -> G_to_1_next
             // exp_G_to_4 = exp(to_middle(G))
-            if (rows_next > 0) {
-                {
-                    auto from = view(to_middle_4_of_0_1_gm, 64, 64, 64);
-                    TLOAD(to_middle_4_of_0_1_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(to_middle_4_of_0_1_next, view(to_middle_4_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_4_of_0_1_next -> G_to_4_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_4_of_0_1_next -> G_to_4_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // G_to_16_left_next -> G_to_4_left_next
@@ -2096,19 +1426,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_4_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // G_to_4_left_next -> G_to_1_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // G_to_8_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(G_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TSTORE(to, G_to_8_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(G_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_8_next);
             // exp_G_to_2 = exp(to_middle(G))
-            if (rows_next > 0) {
-                {
-                    auto from = view(to_middle_2_of_0_1_gm, 64, 64, 64);
-                    TLOAD(to_middle_2_of_0_1_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(to_middle_2_of_0_1_next, view(to_middle_2_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_2_of_0_1_next -> G_to_2_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_2_of_0_1_next -> G_to_2_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // G_to_8_left_next -> G_to_2_left_next
@@ -2121,19 +1441,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_2_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // G_to_2_left_next -> q_kT_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // G_to_4_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(G_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TSTORE(to, G_to_4_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(G_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_4_next);
             // exp_G_to_1 = exp(to_middle(G))
-            if (rows_next > 0) {
-                {
-                    auto from = view(to_middle_1_of_0_1_gm, 64, 64, 64);
-                    TLOAD(to_middle_1_of_0_1_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(to_middle_1_of_0_1_next, view(to_middle_1_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_1_of_0_1_next -> G_to_1_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // to_middle_1_of_0_1_next -> G_to_1_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // G_to_4_left_next -> G_to_1_left_next
@@ -2144,16 +1454,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             wait_flag(PIPE_FIX, PIPE_M, EVENT_ID4);  // G_to_16_next -> G_to_1_next
             if (rows_next > 0) TMATMUL(G_to_1_next, G_to_1_left_next, G_to_1_right_next);
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // G_to_2_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(G_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TSTORE(to, G_to_2_next);
-                }
-            }
-            L1Part<half, 64, 128> q_cube_raw_next(rows_next, 128);
-            TASSIGN(q_cube_raw_next, 0x4a000);
-            auto q_cube_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(q_cube_raw_next, q_cube_raw_next_from);
+            if (rows_next > 0) TSTORE(view(G_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_2_next);
+            auto q_cube_raw_next = tile_at<L1Part<half, 64, 128>>(0x4a000, rows_next, 128);
+            if (rows_next > 0) TLOAD(q_cube_raw_next, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_cube_raw_next, q_cube_raw_next);
             }
@@ -2161,10 +1464,8 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_cube_next -> q_kT_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // G_to_2_left_next -> q_kT_left_next
             if (rows_next > 0) TEXTRACT(q_kT_left_next, q_cube_next, 0, 0);
-            L1Part<half, 64, 128> k_cube_raw_next(rows_next, 128);
-            TASSIGN(k_cube_raw_next, 0x4e000);
-            auto k_cube_raw_next_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(k_cube_raw_next, k_cube_raw_next_from);
+            auto k_cube_raw_next = tile_at<L1Part<half, 64, 128>>(0x4e000, rows_next, 128);
+            if (rows_next > 0) TLOAD(k_cube_raw_next, view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k_cube_raw_next, k_cube_raw_next);
             }
@@ -2182,26 +1483,11 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             // exp_G) @ S)
             if (rows_next > 0) TMATMUL(q_kT_next, q_kT_left_next, q_kT_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(G_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TSTORE(to, G_to_1_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(G_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128), G_to_1_next);
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_kT_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_kT_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT_next);
             wait_flag_dev(0);  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(k_exp_G_to_32_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_32_f16_in_next, view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_32_f16_in_next -> k_exp_G_to_product_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_32_f16_in_next -> k_exp_G_to_product_left_next
             if (rows_next > 0) TEXTRACT(k_exp_G_to_product_left_next, k_exp_G_to_32_f16_in_next, 0, 0);
@@ -2218,20 +1504,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(k_exp_G_to_product_next, k_exp_G_to_product_left_next, k_exp_G_to_product_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_exp_G_to_product_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_exp_G_to_product_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k_exp_G_to_product_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_channel -> k_exp_G_to_product_in_next
             wait_flag_dev(0);  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(q_exp_G_to_32_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_32_f16_in_next, view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_32_f16_in_next -> q_exp_G_to_product_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_32_f16_in_next -> q_exp_G_to_product_left_next
             if (rows_next > 0) TEXTRACT(q_exp_G_to_product_left_next, q_exp_G_to_32_f16_in_next, 0, 0);
@@ -2249,20 +1525,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(q_exp_G_to_product_next, q_exp_G_to_product_left_next, q_exp_G_to_product_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_exp_G_to_product_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_exp_G_to_product_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_exp_G_to_product_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_channel -> q_exp_G_to_product_in_next
             wait_flag_dev(0);  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(k_exp_G_to_16_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_16_f16_in_next, view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_16_f16_in_next -> k_exp_G_to_product_2_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_16_f16_in_next -> k_exp_G_to_product_2_left_next
             if (rows_next > 0) TEXTRACT(k_exp_G_to_product_2_left_next, k_exp_G_to_16_f16_in_next, 0, 0);
@@ -2279,20 +1545,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(k_exp_G_to_product_2_next, k_exp_G_to_product_2_left_next, k_exp_G_to_product_2_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_exp_G_to_product_2_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_exp_G_to_product_2_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k_exp_G_to_product_2_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_2_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_2_channel -> k_exp_G_to_product_2_in_next
             wait_flag_dev(0);  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(q_exp_G_to_16_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_16_f16_in_next, view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_16_f16_in_next -> q_exp_G_to_product_2_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_16_f16_in_next -> q_exp_G_to_product_2_left_next
             if (rows_next > 0) TEXTRACT(q_exp_G_to_product_2_left_next, q_exp_G_to_16_f16_in_next, 0, 0);
@@ -2310,20 +1566,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(q_exp_G_to_product_2_next, q_exp_G_to_product_2_left_next, q_exp_G_to_product_2_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_exp_G_to_product_2_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_exp_G_to_product_2_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_exp_G_to_product_2_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_2_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in_next
             wait_flag_dev(0);  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(k_exp_G_to_8_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_8_f16_in_next, view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_G_to_8_f16_in_next -> k_exp_G_to_product_3_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_G_to_8_f16_in_next -> k_exp_G_to_product_3_left_next
             if (rows_next > 0) TEXTRACT(k_exp_G_to_product_3_left_next, k_exp_G_to_8_f16_in_next, 0, 0);
@@ -2340,20 +1586,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(k_exp_G_to_product_3_next, k_exp_G_to_product_3_left_next, k_exp_G_to_product_3_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k_exp_G_to_product_3_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // k_exp_G_to_product_3_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k_exp_G_to_product_3_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_3_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_3_channel -> k_exp_G_to_product_3_in_next
             wait_flag_dev(0);  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(q_exp_G_to_8_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_8_f16_in_next, view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_8_f16_in_next -> q_exp_G_to_product_3_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_exp_G_to_8_f16_in_next -> q_exp_G_to_product_3_left_next
             if (rows_next > 0) TEXTRACT(q_exp_G_to_product_3_left_next, q_exp_G_to_8_f16_in_next, 0, 0);
@@ -2371,20 +1607,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(q_exp_G_to_product_3_next, q_exp_G_to_product_3_left_next, q_exp_G_to_product_3_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_exp_G_to_product_3_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_exp_G_to_product_3_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_exp_G_to_product_3_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_3_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in_next
             wait_flag_dev(0);  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(k_exp_G_to_4_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_4_f16_in_next, view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_G_to_4_f16_in_next -> k_exp_G_to_product_4_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_G_to_4_f16_in_next -> k_exp_G_to_product_4_left_next
             if (rows_next > 0) TEXTRACT(k_exp_G_to_product_4_left_next, k_exp_G_to_4_f16_in_next, 0, 0);
@@ -2401,20 +1627,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(k_exp_G_to_product_4_next, k_exp_G_to_product_4_left_next, k_exp_G_to_product_4_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_exp_G_to_product_4_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // k_exp_G_to_product_4_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k_exp_G_to_product_4_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_4_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_4_channel -> k_exp_G_to_product_4_in_next
             wait_flag_dev(0);  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(q_exp_G_to_4_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_4_f16_in_next, view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_4_f16_in_next -> q_exp_G_to_product_4_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // q_exp_G_to_4_f16_in_next -> q_exp_G_to_product_4_left_next
             if (rows_next > 0) TEXTRACT(q_exp_G_to_product_4_left_next, q_exp_G_to_4_f16_in_next, 0, 0);
@@ -2432,20 +1648,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(q_exp_G_to_product_4_next, q_exp_G_to_product_4_left_next, q_exp_G_to_product_4_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_exp_G_to_product_4_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // q_exp_G_to_product_4_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_exp_G_to_product_4_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_4_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in_next
             wait_flag_dev(0);  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(k_exp_G_to_2_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_2_f16_in_next, view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_2_f16_in_next -> k_exp_G_to_product_5_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // k_exp_G_to_2_f16_in_next -> k_exp_G_to_product_5_left_next
             if (rows_next > 0) TEXTRACT(k_exp_G_to_product_5_left_next, k_exp_G_to_2_f16_in_next, 0, 0);
@@ -2462,20 +1668,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(k_exp_G_to_product_5_next, k_exp_G_to_product_5_left_next, k_exp_G_to_product_5_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_exp_G_to_product_5_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // k_exp_G_to_product_5_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k_exp_G_to_product_5_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_5_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_5_channel -> k_exp_G_to_product_5_in_next
             wait_flag_dev(0);  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(q_exp_G_to_2_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_2_f16_in_next, view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_2_f16_in_next -> q_exp_G_to_product_5_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_exp_G_to_2_f16_in_next -> q_exp_G_to_product_5_left_next
             if (rows_next > 0) TEXTRACT(q_exp_G_to_product_5_left_next, q_exp_G_to_2_f16_in_next, 0, 0);
@@ -2493,20 +1689,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(q_exp_G_to_product_5_next, q_exp_G_to_product_5_left_next, q_exp_G_to_product_5_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_exp_G_to_product_5_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // q_exp_G_to_product_5_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_exp_G_to_product_5_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_5_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_5_channel -> q_exp_G_to_product_5_in_next
             wait_flag_dev(0);  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(k_exp_G_to_1_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_1_f16_in_next, view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_1_f16_in_next -> k_exp_G_to_product_6_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_G_to_1_f16_in_next -> k_exp_G_to_product_6_left_next
             if (rows_next > 0) TEXTRACT(k_exp_G_to_product_6_left_next, k_exp_G_to_1_f16_in_next, 0, 0);
@@ -2523,20 +1709,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(k_exp_G_to_product_6_next, k_exp_G_to_product_6_left_next, k_exp_G_to_product_6_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_exp_G_to_product_6_next -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // k_exp_G_to_product_6_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, k_exp_G_to_product_6_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64), k_exp_G_to_product_6_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // k_exp_G_to_product_6_channel -> k_exp_G_to_product_6_in_next
             wait_flag_dev(0);  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(q_exp_G_to_1_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_1_f16_in_next, view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_1_f16_in_next -> q_exp_G_to_product_6_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // q_exp_G_to_1_f16_in_next -> q_exp_G_to_product_6_left_next
             if (rows_next > 0) TEXTRACT(q_exp_G_to_product_6_left_next, q_exp_G_to_1_f16_in_next, 0, 0);
@@ -2555,27 +1731,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_exp_G_to_product_6_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_exp_G_to_product_6_left_next -> Tinv_below_4_left_next
             wait_flag_dev(0);  // A_f16_channel -> A_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(A_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(A_f16_in_next, view(A_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             // Tinv = unit_lower_inverse(A)
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_exp_G_to_product_6_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_exp_G_to_product_6_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_exp_G_to_product_6_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in_next
             TEXTRACT(U_left, Tinv_f16, 0, 0);
             wait_flag_dev(0);  // operand_of_U_f16_channel -> operand_of_U_f16_in
-            {
-                auto from = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(operand_of_U_f16_in, from);
-            }
+            TLOAD(operand_of_U_f16_in, view(operand_of_U_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // operand_of_U_f16_in -> U_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // operand_of_U_f16_in -> U_right
             TEXTRACT(U_right, operand_of_U_f16_in, 0, 0);
@@ -2589,50 +1752,25 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             TMOV(U_f16, U);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // U_f16 -> S_next_part_right
             wait_flag_dev(0);  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(diagonal_stack_A_4_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(diagonal_stack_A_4_f16_in_next, view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_A_4_f16_in_next -> Tinv_below_4_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // diagonal_stack_A_4_f16_in_next -> Tinv_below_4_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_exp_G_to_product_6_left_next -> Tinv_below_4_left_next
             if (rows_next > 0) TEXTRACT(Tinv_below_4_left_next, diagonal_stack_A_4_f16_in_next, 0, 0);
             wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(Tinv_rows_2_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(Tinv_rows_2_f16_in_next, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_rows_2_f16_in_next -> Tinv_below_4_right_next
             if (rows_next > 0) TEXTRACT(Tinv_below_4_right_next, Tinv_rows_2_f16_in_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_4_right_next -> Tinv_below_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_4_right_next -> Tinv_below_4_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_4_next_out;
-                    TASSIGN(Tinv_below_4_next_out, 0x1c000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_4_next_left;
-                    TASSIGN(Tinv_below_4_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_4_next_right;
-                    TASSIGN(Tinv_below_4_next_right, 0x0 + i * 32);
-                    TMATMUL(Tinv_below_4_next_out, Tinv_below_4_next_left, Tinv_below_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x1c000, 0x0, 0x0);  // Tinv_below_4_next
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // Tinv_below_4_left_next -> S_next_part_left
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_4_next -> Tinv_below_4_f16_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // U_left -> identity_product_left_next
             if (rows_next > 0) TEXTRACT(identity_product_left_next, Tinv_rows_2_f16_in_next, 0, 0);
-            if (rows_next > 0) {
-                {
-                    auto from = view(identity_float16_16_gm, 16, 16, 16);
-                    TLOAD(identity_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(identity_next, view(identity_float16_16_gm, 16, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity_next -> identity_product_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // identity_next -> identity_product_right_next
             if (rows_next > 0) TEXTRACT(identity_product_right_next, identity_next, 0, 0);
@@ -2656,10 +1794,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMOV(Tinv_below_4_f16_next, Tinv_below_4_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_below_4_f16_next -> Tinv_rows_4_right_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // S_next_part -> store
-            {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
-            }
+            TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // identity_product_left_next -> operand_of_o_U_left
             TEXTRACT(operand_of_o_U_left, operand_of_o_f16_in, 0, 0);
@@ -2681,10 +1816,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // o_sum_left -> Tinv_below_8_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // o_sum -> store
-            {
-                auto to = view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_sum);
-            }
+            TSTORE(view(o_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_channel -> o_sum_in
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // operand_of_o_U_left -> Tinv_rows_4_left_next
             if (rows_next > 0) TEXTRACT(Tinv_rows_4_left_next, Tinv_rows_2_f16_in_next, 0, 0);
@@ -2693,28 +1825,13 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID3);  // Tinv_rows_4_right_next -> Tinv_rows_4_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_rows_4_next_out;
-                    TASSIGN(Tinv_rows_4_next_out, 0x1d000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_rows_4_next_left;
-                    TASSIGN(Tinv_rows_4_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_rows_4_next_right;
-                    TASSIGN(Tinv_rows_4_next_right, 0x8000 + i * 32);
-                    TMATMUL_ACC(Tinv_rows_4_next_out, Tinv_rows_4_next_out, Tinv_rows_4_next_left, Tinv_rows_4_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x1d000, 0x8000, 0x8000);  // Tinv_rows_4_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_rows_4_next -> Tinv_rows_4_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_4_f16_next, Tinv_rows_4_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_rows_4_f16_next -> Tinv_below_8_right_next
             wait_flag_dev(0);  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(diagonal_stack_A_8_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(diagonal_stack_A_8_f16_in_next, view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // diagonal_stack_A_8_f16_in_next -> Tinv_below_8_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // diagonal_stack_A_8_f16_in_next -> Tinv_below_8_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // o_sum_left -> Tinv_below_8_left_next
@@ -2723,17 +1840,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_below_8_right_next, Tinv_rows_4_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_below_8_right_next -> Tinv_below_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_8_next_out;
-                    TASSIGN(Tinv_below_8_next_out, 0x18000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_8_next_left;
-                    TASSIGN(Tinv_below_8_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_8_next_right;
-                    TASSIGN(Tinv_below_8_next_right, 0x0 + i * 32);
-                    TMATMUL(Tinv_below_8_next_out, Tinv_below_8_next_left, Tinv_below_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x18000, 0x0, 0x0);  // Tinv_below_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_8_next -> Tinv_below_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_below_8_next -> Tinv_below_8_f16_next
             if (rows_next > 0) TMOV(Tinv_below_8_f16_next, Tinv_below_8_next);
@@ -2743,28 +1850,13 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_rows_8_right_next, Tinv_below_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_rows_8_right_next -> Tinv_rows_8_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_rows_8_next_out;
-                    TASSIGN(Tinv_rows_8_next_out, 0x1d000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_rows_8_next_left;
-                    TASSIGN(Tinv_rows_8_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_rows_8_next_right;
-                    TASSIGN(Tinv_rows_8_next_right, 0x8000 + i * 32);
-                    TMATMUL_ACC(Tinv_rows_8_next_out, Tinv_rows_8_next_out, Tinv_rows_8_next_left, Tinv_rows_8_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x1d000, 0x8000, 0x8000);  // Tinv_rows_8_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_rows_8_next -> Tinv_rows_8_f16_next
             if (rows_next > 0) TMOV(Tinv_rows_8_f16_next, Tinv_rows_8_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_rows_8_f16_next -> Tinv_below_16_right_next
             wait_flag_dev(0);  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                    TLOAD(diagonal_stack_16_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(diagonal_stack_16_f16_in_next, view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_16_f16_in_next -> Tinv_below_16_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // diagonal_stack_16_f16_in_next -> Tinv_below_16_left_next
             if (rows_next > 0) TEXTRACT(Tinv_below_16_left_next, diagonal_stack_16_f16_in_next, 0, 0);
@@ -2772,17 +1864,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_below_16_right_next, Tinv_rows_8_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_16_right_next -> Tinv_below_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_below_16_right_next -> Tinv_below_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_16_next_out;
-                    TASSIGN(Tinv_below_16_next_out, 0x19000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_16_next_left;
-                    TASSIGN(Tinv_below_16_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_16_next_right;
-                    TASSIGN(Tinv_below_16_next_right, 0x0 + i * 32);
-                    TMATMUL(Tinv_below_16_next_out, Tinv_below_16_next_left, Tinv_below_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, false>(0x19000, 0x0, 0x0);  // Tinv_below_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_16_next -> Tinv_below_16_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_below_16_next -> Tinv_below_16_f16_next
             if (rows_next > 0) TMOV(Tinv_below_16_f16_next, Tinv_below_16_next);
@@ -2792,94 +1874,30 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TEXTRACT(Tinv_rows_16_right_next, Tinv_below_16_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_rows_16_right_next -> Tinv_rows_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 64; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_rows_16_next_out;
-                    TASSIGN(Tinv_rows_16_next_out, 0x1d000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_rows_16_next_left;
-                    TASSIGN(Tinv_rows_16_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_rows_16_next_right;
-                    TASSIGN(Tinv_rows_16_next_right, 0x8000 + i * 32);
-                    TMATMUL_ACC(Tinv_rows_16_next_out, Tinv_rows_16_next_out, Tinv_rows_16_next_left, Tinv_rows_16_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 64, true>(0x1d000, 0x8000, 0x8000);  // Tinv_rows_16_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_next -> Tinv_blocks_16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_rows_16_next -> Tinv_blocks_16_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 4; ++i) {
-                    TileAcc<float, 16, 16> Tinv_blocks_16_next_from;
-                    TASSIGN(Tinv_blocks_16_next_from, 0x1d000 + i * 1024);
-                    L1Tile<half, 16, 16> Tinv_blocks_16_next_to;
-                    TASSIGN(Tinv_blocks_16_next_to, 0x34000 + i * 2560);
-                    TMOV(Tinv_blocks_16_next_to, Tinv_blocks_16_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 64, 4>(Tinv_blocks_16_next, 0x34000, 2560, 0x1d000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> Tinv_below_32_left_next_block;
-                    TASSIGN(Tinv_below_32_left_next_block, 0x0 + i * 512);
-                    TEXTRACT(Tinv_below_32_left_next_block, A_f16_in_next, 16 + i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, A_f16_in_next, 16, 0, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_blocks_16_next -> Tinv_below_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileRight<half, 16, 16> Tinv_below_32_right_next_block;
-                    TASSIGN(Tinv_below_32_right_next_block, 0x0 + i * 512);
-                    TEXTRACT(Tinv_below_32_right_next_block, Tinv_blocks_16_next, i * 32, i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileRight<half, 16, 16>, 2>(0x0, Tinv_blocks_16_next, 0, 0, 32, 32);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_32_right_next -> Tinv_below_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_below_32_right_next -> Tinv_below_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_below_32_next_out;
-                    TASSIGN(Tinv_below_32_next_out, 0x1a000 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_below_32_next_left;
-                    TASSIGN(Tinv_below_32_next_left, 0x0 + i * 32);
-                    TileRight<half, 16, 16> Tinv_below_32_next_right;
-                    TASSIGN(Tinv_below_32_next_right, 0x0 + i * 32);
-                    TMATMUL(Tinv_below_32_next_out, Tinv_below_32_next_left, Tinv_below_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0x1a000, 0x0, 0x0);  // Tinv_below_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32_next -> Tinv_below_32_f16_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_below_32_next -> Tinv_below_32_f16_next
             if (rows_next > 0) TMOV(Tinv_below_32_f16_next, Tinv_below_32_next);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileLeft<half, 16, 16> Tinv_corner_32_left_next_block;
-                    TASSIGN(Tinv_corner_32_left_next_block, 0x8000 + i * 512);
-                    TEXTRACT(Tinv_corner_32_left_next_block, Tinv_blocks_16_next, 16 + i * 32, 16 + i * 32);
-                }
-            }
+            if (rows_next > 0) extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, Tinv_blocks_16_next, 16, 16, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_below_32_f16_next -> Tinv_corner_32_right_next
             if (rows_next > 0) TEXTRACT(Tinv_corner_32_right_next, Tinv_below_32_f16_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_corner_32_right_next -> Tinv_corner_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    TileAcc<float, 16, 16> Tinv_corner_32_next_out;
-                    TASSIGN(Tinv_corner_32_next_out, 0x1a800 + i * 64);
-                    TileLeft<half, 16, 16> Tinv_corner_32_next_left;
-                    TASSIGN(Tinv_corner_32_next_left, 0x8000 + i * 32);
-                    TileRight<half, 16, 16> Tinv_corner_32_next_right;
-                    TASSIGN(Tinv_corner_32_next_right, 0x8000 + i * 32);
-                    TMATMUL(Tinv_corner_32_next_out, Tinv_corner_32_next_left, Tinv_corner_32_next_right);
-                }
-            }
+            if (rows_next > 0) stacked_product<half, 32, false>(0x1a800, 0x8000, 0x8000);  // Tinv_corner_32_next
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_32_next -> Tinv_blocks_32_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_corner_32_next -> Tinv_blocks_32_next
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 2; ++i) {
-                    TileAcc<float, 16, 16> Tinv_blocks_32_next_from;
-                    TASSIGN(Tinv_blocks_32_next_from, 0x1a800 + i * 1024);
-                    L1Tile<half, 16, 16> Tinv_blocks_32_next_to;
-                    TASSIGN(Tinv_blocks_32_next_to, 0x34200 + i * 5120);
-                    TMOV(Tinv_blocks_32_next_to, Tinv_blocks_32_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<16, 32, 2>(Tinv_blocks_32_next, 0x34200, 5120, 0x1a800);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
             if (rows_next > 0) TEXTRACT(Tinv_below_64_left_next, A_f16_in_next, 32, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID2);  // Tinv_blocks_32_next -> Tinv_below_64_right_next
@@ -2899,24 +1917,11 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMATMUL(Tinv_corner_64_next, Tinv_corner_64_left_next, Tinv_corner_64_right_next);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_64_next -> Tinv_blocks_64_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_corner_64_next -> Tinv_blocks_64_next
-            if (rows_next > 0) {
-                for (int64_t j = 0; j < 2; ++j) {
-                    TileAcc<float, 32, 16> Tinv_blocks_64_next_from;
-                    TASSIGN(Tinv_blocks_64_next_from, 0x1c000 + j * 2048);
-                    L1Tile<half, 32, 16> Tinv_blocks_64_next_to;
-                    TASSIGN(Tinv_blocks_64_next_to, 0x34400 + j * 2048);
-                    TMOV(Tinv_blocks_64_next_to, Tinv_blocks_64_next_from);
-                }
-            }
+            if (rows_next > 0) insert_blocks<32, 32, 1>(Tinv_blocks_64_next, 0x34400, 0, 0x1c000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_blocks_64_next -> Tinv_left_next
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID4);  // Tinv_blocks_64_next -> Tinv_left_next
             if (rows_next > 0) TEXTRACT(Tinv_left_next, Tinv_blocks_64_next, 0, 0);
-            if (rows_next > 0) {
-                {
-                    auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                    TLOAD(minus_identity_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(minus_identity_next, view(minus_identity_float16_gm, 64, 64, 64));
             pipe_barrier(PIPE_ALL);
             if (rows_next > 0) TEXTRACT(Tinv_right_next, minus_identity_next, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_right_next -> Tinv_next
@@ -2928,34 +1933,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TMOV(Tinv_f16_next, Tinv_next);
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID2);  // Tinv_next -> exp_G_k_S
             wait_flag_dev(0);  // exp_G_k_f16_channel -> exp_G_k_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(exp_G_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(exp_G_k_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(exp_G_k_f16_in_next, view(exp_G_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // exp_G_k_f16_in_next -> exp_G_k_S_left
             wait_flag_dev(0);  // exp_G_q_f16_channel -> exp_G_q_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(exp_G_q_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(exp_G_q_f16_in_next, view(exp_G_q_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             wait_flag_dev(0);  // k_decay_to_end_f16_channel -> k_decay_to_end_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(k_decay_to_end_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_decay_to_end_f16_in_next, view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             wait_flag_dev(0);  // operand_of_o_f16_channel -> operand_of_o_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(operand_of_o_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(operand_of_o_f16_in_next, view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         }
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // exp_G_k_f16_in_next -> exp_G_k_S_left
         wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // Tinv_left_next -> exp_G_k_S_left
@@ -3036,567 +2021,290 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 270336);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 32, 128> g_first;
-    TASSIGN(g_first, 0x0);
-    UbTile<float, 32, 128> exp_g_first;
-    TASSIGN(exp_g_first, 0x4000);
-    UbTile<float, 32, 128> exp_g_times_0_first;
-    TASSIGN(exp_g_times_0_first, 0x4000);
-    UbTile<float, 32, 128> g_max_minus_105_first;
-    TASSIGN(g_max_minus_105_first, 0x0);
-    UbTile<float, 32, 128> exp_g_times_0_sum_first;
-    TASSIGN(exp_g_times_0_sum_first, 0x0);
-    UbTile<half, 32, 128> k_first;
-    TASSIGN(k_first, 0x8000);
-    UbTile<float, 32, 128> k_f32_first;
-    TASSIGN(k_f32_first, 0xa000);
-    UbTile<half, 32, 128> q_first;
-    TASSIGN(q_first, 0xe000);
-    UbTile<float, 32, 128> q_f32_first;
-    TASSIGN(q_f32_first, 0x10000);
-    UbWide<float, 64> beta_wide_first;
-    TASSIGN(beta_wide_first, 0x14000);
-    UbTile<float, 1, 64> beta_first;
-    TASSIGN(beta_first, 0x15000);
-    UbCol<float, 32> beta_col_first;
-    TASSIGN(beta_col_first, 0x15000 + sub * 128);
-    UbTile<float, 1, 128> last_G_first;
-    TASSIGN(last_G_first, 0x15200);
-    UbTile<float, 32, 128> G_in_2_first;
-    TASSIGN(G_in_2_first, 0x15400);
-    UbTile<float, 32, 128> exp_G_first;
-    TASSIGN(exp_G_first, 0x19400);
-    UbTile<float, 1, 128> chunk_decay_first;
-    TASSIGN(chunk_decay_first, 0x1d400);
-    UbTile<float, 32, 128> G_to_32_in_first;
-    TASSIGN(G_to_32_in_first, 0x1d800);
-    UbTile<float, 32, 128> exp_G_to_32_first;
-    TASSIGN(exp_G_to_32_first, 0x1d800);
-    UbTile<float, 32, 128> k_exp_G_to_32_first;
-    TASSIGN(k_exp_G_to_32_first, 0x21800);
-    UbTile<half, 32, 128> k_exp_G_to_32_f16_first;
-    TASSIGN(k_exp_G_to_32_f16_first, 0x25800);
-    UbTile<float, 32, 64> pairs_32_mask_first;
-    TASSIGN(pairs_32_mask_first, 0x27800);
-    UbTile<float, 32, 64> k_exp_G_to_product_in_first;
-    TASSIGN(k_exp_G_to_product_in_first, 0x29800);
-    UbTile<float, 32, 64> k_exp_G_to_64_first;
-    TASSIGN(k_exp_G_to_64_first, 0x29800);
-    UbTile<float, 32, 128> q_exp_G_to_32_first;
-    TASSIGN(q_exp_G_to_32_first, 0x1d800);
-    UbTile<half, 32, 128> q_exp_G_to_32_f16_first;
-    TASSIGN(q_exp_G_to_32_f16_first, 0x2b800);
-    UbTile<float, 32, 64> pairs_32_mask_2_first;
-    TASSIGN(pairs_32_mask_2_first, 0x0);
-    UbTile<float, 32, 64> q_exp_G_to_product_in_first;
-    TASSIGN(q_exp_G_to_product_in_first, 0x2000);
-    UbTile<float, 32, 64> q_exp_G_to_64_first;
-    TASSIGN(q_exp_G_to_64_first, 0x2000);
-    UbTile<float, 32, 128> G_to_16_in_first;
-    TASSIGN(G_to_16_in_first, 0x4000);
-    UbTile<float, 32, 128> exp_G_to_16_first;
-    TASSIGN(exp_G_to_16_first, 0x4000);
-    UbTile<float, 32, 128> k_exp_G_to_16_first;
-    TASSIGN(k_exp_G_to_16_first, 0x1d800);
-    UbTile<half, 32, 128> k_exp_G_to_16_f16_first;
-    TASSIGN(k_exp_G_to_16_f16_first, 0x21800);
-    UbTile<float, 32, 64> pairs_16_mask_first;
-    TASSIGN(pairs_16_mask_first, 0x23800);
-    UbTile<float, 32, 64> k_exp_G_to_product_2_in_first;
-    TASSIGN(k_exp_G_to_product_2_in_first, 0x25800);
-    UbTile<float, 32, 64> k_exp_G_to_32_2_first;
-    TASSIGN(k_exp_G_to_32_2_first, 0x25800);
-    UbTile<float, 32, 64> k_exp_G_to_64_sum_first;
-    TASSIGN(k_exp_G_to_64_sum_first, 0x29800);
-    UbTile<float, 32, 128> q_exp_G_to_16_first;
-    TASSIGN(q_exp_G_to_16_first, 0x4000);
-    UbTile<half, 32, 128> q_exp_G_to_16_f16_first;
-    TASSIGN(q_exp_G_to_16_f16_first, 0x27800);
-    UbTile<float, 32, 64> pairs_16_mask_2_first;
-    TASSIGN(pairs_16_mask_2_first, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_product_2_in_first;
-    TASSIGN(q_exp_G_to_product_2_in_first, 0x0);
-    UbTile<float, 32, 64> q_exp_G_to_32_2_first;
-    TASSIGN(q_exp_G_to_32_2_first, 0x0);
-    UbTile<float, 32, 64> q_exp_G_to_64_sum_first;
-    TASSIGN(q_exp_G_to_64_sum_first, 0x2000);
-    UbTile<float, 32, 64> eye_mask_first;
-    TASSIGN(eye_mask_first, 0x4000);
-    UbTile<float, 32, 64> q_kT_in_first;
-    TASSIGN(q_kT_in_first, 0x6000);
-    UbTile<float, 32, 64> q_kT_identity_first;
-    TASSIGN(q_kT_identity_first, 0x6000);
-    UbTile<float, 32, 128> G_to_8_in_first;
-    TASSIGN(G_to_8_in_first, 0x1d800);
-    UbTile<float, 32, 128> exp_G_to_8_first;
-    TASSIGN(exp_G_to_8_first, 0x1d800);
-    UbTile<float, 32, 128> k_exp_G_to_8_first;
-    TASSIGN(k_exp_G_to_8_first, 0x21800);
-    UbTile<half, 32, 128> k_exp_G_to_8_f16_first;
-    TASSIGN(k_exp_G_to_8_f16_first, 0x25800);
-    UbTile<float, 32, 64> pairs_8_mask_first;
-    TASSIGN(pairs_8_mask_first, 0x27800);
-    UbTile<float, 32, 64> k_exp_G_to_product_3_in_first;
-    TASSIGN(k_exp_G_to_product_3_in_first, 0x2b800);
-    UbTile<float, 32, 64> k_exp_G_to_16_2_first;
-    TASSIGN(k_exp_G_to_16_2_first, 0x2b800);
-    UbTile<float, 32, 64> k_exp_G_to_16_sum_first;
-    TASSIGN(k_exp_G_to_16_sum_first, 0x29800);
-    UbTile<float, 32, 128> q_exp_G_to_8_first;
-    TASSIGN(q_exp_G_to_8_first, 0x1d800);
-    UbTile<half, 32, 128> q_exp_G_to_8_f16_first;
-    TASSIGN(q_exp_G_to_8_f16_first, 0x0);
-    UbTile<float, 32, 128> G_to_4_in_first;
-    TASSIGN(G_to_4_in_first, 0x1d800);
-    UbTile<float, 32, 128> exp_G_to_4_first;
-    TASSIGN(exp_G_to_4_first, 0x1d800);
-    UbTile<float, 32, 64> pairs_8_mask_2_first;
-    TASSIGN(pairs_8_mask_2_first, 0x21800);
-    UbTile<float, 32, 64> q_exp_G_to_product_3_in_first;
-    TASSIGN(q_exp_G_to_product_3_in_first, 0x23800);
-    UbTile<float, 32, 64> q_exp_G_to_16_2_first;
-    TASSIGN(q_exp_G_to_16_2_first, 0x23800);
-    UbTile<float, 32, 64> q_exp_G_to_16_sum_first;
-    TASSIGN(q_exp_G_to_16_sum_first, 0x2000);
-    UbTile<float, 32, 128> k_exp_G_to_4_first;
-    TASSIGN(k_exp_G_to_4_first, 0x25800);
-    UbTile<half, 32, 128> k_exp_G_to_4_f16_first;
-    TASSIGN(k_exp_G_to_4_f16_first, 0x2b800);
-    UbTile<float, 32, 128> q_exp_G_to_4_first;
-    TASSIGN(q_exp_G_to_4_first, 0x1d800);
-    UbTile<half, 32, 128> q_exp_G_to_4_f16_first;
-    TASSIGN(q_exp_G_to_4_f16_first, 0x0);
-    UbTile<float, 32, 128> G_to_2_in_first;
-    TASSIGN(G_to_2_in_first, 0x1d800);
-    UbTile<float, 32, 128> exp_G_to_2_first;
-    TASSIGN(exp_G_to_2_first, 0x1d800);
-    UbTile<float, 32, 64> pairs_4_mask_first;
-    TASSIGN(pairs_4_mask_first, 0x21800);
-    UbTile<float, 32, 64> k_exp_G_to_product_4_in_first;
-    TASSIGN(k_exp_G_to_product_4_in_first, 0x23800);
-    UbTile<float, 32, 64> k_exp_G_to_8_2_first;
-    TASSIGN(k_exp_G_to_8_2_first, 0x23800);
-    UbTile<float, 32, 64> k_exp_G_to_8_2_sum_first;
-    TASSIGN(k_exp_G_to_8_2_sum_first, 0x29800);
-    UbTile<float, 32, 128> G_to_1_in_first;
-    TASSIGN(G_to_1_in_first, 0x25800);
-    UbTile<float, 32, 128> exp_G_to_1_first;
-    TASSIGN(exp_G_to_1_first, 0x25800);
-    UbTile<float, 32, 64> pairs_4_mask_2_first;
-    TASSIGN(pairs_4_mask_2_first, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_product_4_in_first;
-    TASSIGN(q_exp_G_to_product_4_in_first, 0x0);
-    UbTile<float, 32, 64> q_exp_G_to_8_2_first;
-    TASSIGN(q_exp_G_to_8_2_first, 0x0);
-    UbTile<float, 32, 64> q_exp_G_to_8_2_sum_first;
-    TASSIGN(q_exp_G_to_8_2_sum_first, 0x2000);
-    UbTile<float, 32, 128> k_exp_G_to_2_first;
-    TASSIGN(k_exp_G_to_2_first, 0x21800);
-    UbTile<half, 32, 128> k_exp_G_to_2_f16_first;
-    TASSIGN(k_exp_G_to_2_f16_first, 0x2b800);
-    UbTile<float, 32, 128> q_exp_G_to_2_first;
-    TASSIGN(q_exp_G_to_2_first, 0x1d800);
-    UbTile<half, 32, 128> q_exp_G_to_2_f16_first;
-    TASSIGN(q_exp_G_to_2_f16_first, 0x0);
-    UbTile<float, 32, 128> k_exp_G_to_1_first;
-    TASSIGN(k_exp_G_to_1_first, 0x1d800);
-    UbTile<half, 32, 128> k_exp_G_to_1_f16_first;
-    TASSIGN(k_exp_G_to_1_f16_first, 0x21800);
-    UbTile<float, 32, 128> q_exp_G_to_1_first;
-    TASSIGN(q_exp_G_to_1_first, 0x25800);
-    UbTile<half, 32, 128> q_exp_G_to_1_f16_first;
-    TASSIGN(q_exp_G_to_1_f16_first, 0x23800);
-    UbTile<float, 32, 128> expand_last_G_first;
-    TASSIGN(expand_last_G_first, 0x25800);
-    UbTile<float, 32, 128> last_G_minus_G_first;
-    TASSIGN(last_G_minus_G_first, 0x25800);
-    UbTile<float, 32, 128> decay_to_end_first;
-    TASSIGN(decay_to_end_first, 0x25800);
-    UbTile<float, 32, 64> pairs_2_mask_first;
-    TASSIGN(pairs_2_mask_first, 0x2b800);
-    UbTile<float, 32, 64> k_exp_G_to_product_5_in_first;
-    TASSIGN(k_exp_G_to_product_5_in_first, 0x0);
-    UbTile<float, 32, 64> k_exp_G_to_4_2_first;
-    TASSIGN(k_exp_G_to_4_2_first, 0x0);
-    UbTile<float, 32, 64> k_exp_G_to_4_2_sum_first;
-    TASSIGN(k_exp_G_to_4_2_sum_first, 0x29800);
-    UbTile<float, 32, 128> exp_G_k_first;
-    TASSIGN(exp_G_k_first, 0x15200);
-    UbTile<float, 32, 128> exp_G_q_first;
-    TASSIGN(exp_G_q_first, 0x10000);
-    UbTile<float, 32, 128> k_decay_to_end_first;
-    TASSIGN(k_decay_to_end_first, 0xa000);
-    UbTile<float, 32, 64> pairs_1_mask_first;
-    TASSIGN(pairs_1_mask_first, 0x19200);
-    UbTile<float, 32, 64> k_exp_G_to_product_6_in_first;
-    TASSIGN(k_exp_G_to_product_6_in_first, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_2_2_first;
-    TASSIGN(k_exp_G_to_2_2_first, 0x1b200);
-    UbTile<float, 32, 64> A_decayed_product_first;
-    TASSIGN(A_decayed_product_first, 0x29800);
-    UbTile<float, 32, 64> A_term_first;
-    TASSIGN(A_term_first, 0x29800);
-    UbTile<float, 32, 64> strictly_lower_mask_first;
-    TASSIGN(strictly_lower_mask_first, 0x1d800);
-    UbTile<float, 32, 64> A_first;
-    TASSIGN(A_first, 0x29800);
-    UbTile<half, 32, 64> A_f16_first;
-    TASSIGN(A_f16_first, 0x1f800);
-    UbTile<float, 32, 16> diagonal_stack_A_first;
-    TASSIGN(diagonal_stack_A_first, 0x20800);
-    UbTile<float, 32, 16> pairs_1_mask_of_16_first;
-    TASSIGN(pairs_1_mask_of_16_first, 0x21000);
-    UbTile<float, 32, 16> diagonal_stack_A_2_first;
-    TASSIGN(diagonal_stack_A_2_first, 0x21000);
-    UbTile<float, 32, 16> eye_mask_of_16_first;
-    TASSIGN(eye_mask_of_16_first, 0x21800);
-    UbTile<float, 32, 16> Tinv_rows_2_first;
-    TASSIGN(Tinv_rows_2_first, 0x21000);
-    UbTile<float, 32, 16> pairs_2_mask_of_16_first;
-    TASSIGN(pairs_2_mask_of_16_first, 0x22000);
-    UbTile<float, 32, 16> diagonal_stack_A_4_first;
-    TASSIGN(diagonal_stack_A_4_first, 0x22000);
-    UbTile<half, 32, 16> diagonal_stack_A_4_f16_first;
-    TASSIGN(diagonal_stack_A_4_f16_first, 0x22800);
-    UbTile<half, 32, 16> Tinv_rows_2_f16_first;
-    TASSIGN(Tinv_rows_2_f16_first, 0x22c00);
-    UbTile<float, 32, 16> pairs_4_mask_of_16_first;
-    TASSIGN(pairs_4_mask_of_16_first, 0x23000);
-    UbTile<float, 32, 16> diagonal_stack_A_8_first;
-    TASSIGN(diagonal_stack_A_8_first, 0x23000);
-    UbTile<half, 32, 16> diagonal_stack_A_8_f16_first;
-    TASSIGN(diagonal_stack_A_8_f16_first, 0x23800);
-    UbTile<float, 32, 16> pairs_8_mask_of_16_first;
-    TASSIGN(pairs_8_mask_of_16_first, 0x23c00);
-    UbTile<float, 32, 16> diagonal_stack_16_first;
-    TASSIGN(diagonal_stack_16_first, 0x20800);
-    UbTile<half, 32, 16> diagonal_stack_16_f16_first;
-    TASSIGN(diagonal_stack_16_f16_first, 0x24400);
-    UbTile<float, 32, 64> pairs_2_mask_2_first;
-    TASSIGN(pairs_2_mask_2_first, 0x24800);
-    UbTile<float, 32, 64> q_exp_G_to_product_5_in_first;
-    TASSIGN(q_exp_G_to_product_5_in_first, 0x26800);
-    UbTile<float, 32, 64> q_exp_G_to_4_2_first;
-    TASSIGN(q_exp_G_to_4_2_first, 0x26800);
-    UbTile<half, 32, 128> exp_G_k_f16_first;
-    TASSIGN(exp_G_k_f16_first, 0x28800);
-    UbTile<half, 32, 128> exp_G_q_f16_first;
-    TASSIGN(exp_G_q_f16_first, 0x2a800);
-    UbTile<half, 32, 128> k_decay_to_end_f16_first;
-    TASSIGN(k_decay_to_end_f16_first, 0x0);
-    UbTile<float, 32, 64> q_exp_G_to_4_2_sum_first;
-    TASSIGN(q_exp_G_to_4_2_sum_first, 0x2000);
-    UbTile<float, 32, 64> pairs_1_mask_2_first;
-    TASSIGN(pairs_1_mask_2_first, 0x4000);
-    UbTile<float, 32, 64> q_exp_G_to_product_6_in_first;
-    TASSIGN(q_exp_G_to_product_6_in_first, 0x8000);
-    UbTile<float, 32, 64> q_exp_G_to_2_2_first;
-    TASSIGN(q_exp_G_to_2_2_first, 0x8000);
-    UbTile<float, 32, 64> q_exp_G_to_2_2_sum_first;
-    TASSIGN(q_exp_G_to_2_2_sum_first, 0x2000);
-    UbTile<float, 32, 64> operand_of_o_first;
-    TASSIGN(operand_of_o_first, 0x2000);
-    UbTile<half, 32, 64> operand_of_o_f16_first;
-    TASSIGN(operand_of_o_f16_first, 0xa000);
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0xb000);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0xb000);
-    UbTile<half, 32, 128> v_first;
-    TASSIGN(v_first, 0x15200);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0xb000);
+    auto g_first = tile_at<UbTile<float, 32, 128>>(0x0);
+    auto exp_g_first = tile_at<UbTile<float, 32, 128>>(0x4000);
+    auto exp_g_times_0_first = tile_at<UbTile<float, 32, 128>>(0x4000);
+    auto g_max_minus_105_first = tile_at<UbTile<float, 32, 128>>(0x0);
+    auto exp_g_times_0_sum_first = tile_at<UbTile<float, 32, 128>>(0x0);
+    auto k_first = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto k_f32_first = tile_at<UbTile<float, 32, 128>>(0xa000);
+    auto q_first = tile_at<UbTile<half, 32, 128>>(0xe000);
+    auto q_f32_first = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto beta_wide_first = tile_at<UbWide<float, 64>>(0x14000);
+    auto beta_first = tile_at<UbTile<float, 1, 64>>(0x15000);
+    auto beta_col_first = tile_at<UbCol<float, 32>>(0x15000 + sub * 128);
+    auto last_G_first = tile_at<UbTile<float, 1, 128>>(0x15200);
+    auto G_in_2_first = tile_at<UbTile<float, 32, 128>>(0x15400);
+    auto exp_G_first = tile_at<UbTile<float, 32, 128>>(0x19400);
+    auto chunk_decay_first = tile_at<UbTile<float, 1, 128>>(0x1d400);
+    auto G_to_32_in_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto exp_G_to_32_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto k_exp_G_to_32_first = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_exp_G_to_32_f16_first = tile_at<UbTile<half, 32, 128>>(0x25800);
+    auto pairs_32_mask_first = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto k_exp_G_to_product_in_first = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto k_exp_G_to_64_first = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto q_exp_G_to_32_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto q_exp_G_to_32_f16_first = tile_at<UbTile<half, 32, 128>>(0x2b800);
+    auto pairs_32_mask_2_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto q_exp_G_to_product_in_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto q_exp_G_to_64_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto G_to_16_in_first = tile_at<UbTile<float, 32, 128>>(0x4000);
+    auto exp_G_to_16_first = tile_at<UbTile<float, 32, 128>>(0x4000);
+    auto k_exp_G_to_16_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto k_exp_G_to_16_f16_first = tile_at<UbTile<half, 32, 128>>(0x21800);
+    auto pairs_16_mask_first = tile_at<UbTile<float, 32, 64>>(0x23800);
+    auto k_exp_G_to_product_2_in_first = tile_at<UbTile<float, 32, 64>>(0x25800);
+    auto k_exp_G_to_32_2_first = tile_at<UbTile<float, 32, 64>>(0x25800);
+    auto k_exp_G_to_64_sum_first = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto q_exp_G_to_16_first = tile_at<UbTile<float, 32, 128>>(0x4000);
+    auto q_exp_G_to_16_f16_first = tile_at<UbTile<half, 32, 128>>(0x27800);
+    auto pairs_16_mask_2_first = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_product_2_in_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto q_exp_G_to_32_2_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto q_exp_G_to_64_sum_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto eye_mask_first = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto q_kT_in_first = tile_at<UbTile<float, 32, 64>>(0x6000);
+    auto q_kT_identity_first = tile_at<UbTile<float, 32, 64>>(0x6000);
+    auto G_to_8_in_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto exp_G_to_8_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto k_exp_G_to_8_first = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_exp_G_to_8_f16_first = tile_at<UbTile<half, 32, 128>>(0x25800);
+    auto pairs_8_mask_first = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto k_exp_G_to_product_3_in_first = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto k_exp_G_to_16_2_first = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto k_exp_G_to_16_sum_first = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto q_exp_G_to_8_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto q_exp_G_to_8_f16_first = tile_at<UbTile<half, 32, 128>>(0x0);
+    auto G_to_4_in_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto exp_G_to_4_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto pairs_8_mask_2_first = tile_at<UbTile<float, 32, 64>>(0x21800);
+    auto q_exp_G_to_product_3_in_first = tile_at<UbTile<float, 32, 64>>(0x23800);
+    auto q_exp_G_to_16_2_first = tile_at<UbTile<float, 32, 64>>(0x23800);
+    auto q_exp_G_to_16_sum_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto k_exp_G_to_4_first = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto k_exp_G_to_4_f16_first = tile_at<UbTile<half, 32, 128>>(0x2b800);
+    auto q_exp_G_to_4_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto q_exp_G_to_4_f16_first = tile_at<UbTile<half, 32, 128>>(0x0);
+    auto G_to_2_in_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto exp_G_to_2_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto pairs_4_mask_first = tile_at<UbTile<float, 32, 64>>(0x21800);
+    auto k_exp_G_to_product_4_in_first = tile_at<UbTile<float, 32, 64>>(0x23800);
+    auto k_exp_G_to_8_2_first = tile_at<UbTile<float, 32, 64>>(0x23800);
+    auto k_exp_G_to_8_2_sum_first = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto G_to_1_in_first = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto exp_G_to_1_first = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto pairs_4_mask_2_first = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_product_4_in_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto q_exp_G_to_8_2_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto q_exp_G_to_8_2_sum_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto k_exp_G_to_2_first = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_exp_G_to_2_f16_first = tile_at<UbTile<half, 32, 128>>(0x2b800);
+    auto q_exp_G_to_2_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto q_exp_G_to_2_f16_first = tile_at<UbTile<half, 32, 128>>(0x0);
+    auto k_exp_G_to_1_first = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto k_exp_G_to_1_f16_first = tile_at<UbTile<half, 32, 128>>(0x21800);
+    auto q_exp_G_to_1_first = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto q_exp_G_to_1_f16_first = tile_at<UbTile<half, 32, 128>>(0x23800);
+    auto expand_last_G_first = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto last_G_minus_G_first = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto decay_to_end_first = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto pairs_2_mask_first = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto k_exp_G_to_product_5_in_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto k_exp_G_to_4_2_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto k_exp_G_to_4_2_sum_first = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto exp_G_k_first = tile_at<UbTile<float, 32, 128>>(0x15200);
+    auto exp_G_q_first = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto k_decay_to_end_first = tile_at<UbTile<float, 32, 128>>(0xa000);
+    auto pairs_1_mask_first = tile_at<UbTile<float, 32, 64>>(0x19200);
+    auto k_exp_G_to_product_6_in_first = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_2_2_first = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto A_decayed_product_first = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto A_term_first = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto strictly_lower_mask_first = tile_at<UbTile<float, 32, 64>>(0x1d800);
+    auto A_first = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto A_f16_first = tile_at<UbTile<half, 32, 64>>(0x1f800);
+    auto diagonal_stack_A_first = tile_at<UbTile<float, 32, 16>>(0x20800);
+    auto pairs_1_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x21000);
+    auto diagonal_stack_A_2_first = tile_at<UbTile<float, 32, 16>>(0x21000);
+    auto eye_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x21800);
+    auto Tinv_rows_2_first = tile_at<UbTile<float, 32, 16>>(0x21000);
+    auto pairs_2_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x22000);
+    auto diagonal_stack_A_4_first = tile_at<UbTile<float, 32, 16>>(0x22000);
+    auto diagonal_stack_A_4_f16_first = tile_at<UbTile<half, 32, 16>>(0x22800);
+    auto Tinv_rows_2_f16_first = tile_at<UbTile<half, 32, 16>>(0x22c00);
+    auto pairs_4_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x23000);
+    auto diagonal_stack_A_8_first = tile_at<UbTile<float, 32, 16>>(0x23000);
+    auto diagonal_stack_A_8_f16_first = tile_at<UbTile<half, 32, 16>>(0x23800);
+    auto pairs_8_mask_of_16_first = tile_at<UbTile<float, 32, 16>>(0x23c00);
+    auto diagonal_stack_16_first = tile_at<UbTile<float, 32, 16>>(0x20800);
+    auto diagonal_stack_16_f16_first = tile_at<UbTile<half, 32, 16>>(0x24400);
+    auto pairs_2_mask_2_first = tile_at<UbTile<float, 32, 64>>(0x24800);
+    auto q_exp_G_to_product_5_in_first = tile_at<UbTile<float, 32, 64>>(0x26800);
+    auto q_exp_G_to_4_2_first = tile_at<UbTile<float, 32, 64>>(0x26800);
+    auto exp_G_k_f16_first = tile_at<UbTile<half, 32, 128>>(0x28800);
+    auto exp_G_q_f16_first = tile_at<UbTile<half, 32, 128>>(0x2a800);
+    auto k_decay_to_end_f16_first = tile_at<UbTile<half, 32, 128>>(0x0);
+    auto q_exp_G_to_4_2_sum_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto pairs_1_mask_2_first = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto q_exp_G_to_product_6_in_first = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto q_exp_G_to_2_2_first = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto q_exp_G_to_2_2_sum_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto operand_of_o_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto operand_of_o_f16_first = tile_at<UbTile<half, 32, 64>>(0xa000);
+    auto S_0_raw = tile_at<UbTile<float, 64, 128>>(0xb000);
+    auto S_0 = tile_at<UbTile<float, 64, 128>>(0xb000);
+    auto v_first = tile_at<UbTile<half, 32, 128>>(0x15200);
+    auto S = tile_at<UbTile<float, 64, 128>>(0xb000);
     UbTile<half, 32, 128> v;
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x19200);
+    auto S_f16 = tile_at<UbTile<half, 64, 128>>(0x19200);
     UbCol<float, 32> beta_col;
     UbCol<float, 64> chunk_decay_col;
-    UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0x1d800);
-    UbTile<float, 32, 128> g_next;
-    TASSIGN(g_next, 0x21800);
-    UbTile<float, 32, 128> exp_g_next;
-    TASSIGN(exp_g_next, 0x25800);
-    UbTile<float, 32, 128> exp_g_times_0_next;
-    TASSIGN(exp_g_times_0_next, 0x25800);
-    UbTile<float, 32, 128> g_max_minus_105_next;
-    TASSIGN(g_max_minus_105_next, 0x21800);
-    UbTile<float, 32, 128> exp_g_times_0_sum_next;
-    TASSIGN(exp_g_times_0_sum_next, 0x21800);
-    UbTile<half, 32, 128> k_next;
-    TASSIGN(k_next, 0x29800);
-    UbTile<float, 32, 128> k_f32_next;
-    TASSIGN(k_f32_next, 0x0);
-    UbTile<half, 32, 128> q_next;
-    TASSIGN(q_next, 0x4000);
-    UbTile<float, 32, 128> q_f32_next;
-    TASSIGN(q_f32_next, 0x6000);
-    UbWide<float, 64> beta_wide_next;
-    TASSIGN(beta_wide_next, 0xa000);
+    auto v_f32 = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto g_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto exp_g_next = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto exp_g_times_0_next = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto g_max_minus_105_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto exp_g_times_0_sum_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_next = tile_at<UbTile<half, 32, 128>>(0x29800);
+    auto k_f32_next = tile_at<UbTile<float, 32, 128>>(0x0);
+    auto q_next = tile_at<UbTile<half, 32, 128>>(0x4000);
+    auto q_f32_next = tile_at<UbTile<float, 32, 128>>(0x6000);
+    auto beta_wide_next = tile_at<UbWide<float, 64>>(0xa000);
     UbTile<float, 1, 64> beta_next;
     UbCol<float, 32> beta_col_next;
-    UbTile<float, 1, 128> last_G_next;
-    TASSIGN(last_G_next, 0x13000);
+    auto last_G_next = tile_at<UbTile<float, 1, 128>>(0x13000);
     UbTile<float, 1, 128> chunk_decay_next;
-    UbTile<float, 32, 128> G_to_32_in_next;
-    TASSIGN(G_to_32_in_next, 0x19200);
-    UbTile<float, 32, 128> exp_G_to_32_next;
-    TASSIGN(exp_G_to_32_next, 0x19200);
-    UbTile<float, 32, 128> k_exp_G_to_32_next;
-    TASSIGN(k_exp_G_to_32_next, 0x21800);
-    UbTile<half, 32, 128> k_exp_G_to_32_f16_next;
-    TASSIGN(k_exp_G_to_32_f16_next, 0x25800);
-    UbTile<float, 32, 64> pairs_32_mask_next;
-    TASSIGN(pairs_32_mask_next, 0x27800);
-    UbTile<float, 32, 64> k_exp_G_to_product_in_next;
-    TASSIGN(k_exp_G_to_product_in_next, 0x29800);
-    UbTile<float, 32, 64> k_exp_G_to_64_next;
-    TASSIGN(k_exp_G_to_64_next, 0x29800);
-    UbTile<float, 32, 128> q_exp_G_to_32_next;
-    TASSIGN(q_exp_G_to_32_next, 0x19200);
-    UbTile<half, 32, 128> q_exp_G_to_32_f16_next;
-    TASSIGN(q_exp_G_to_32_f16_next, 0x2b800);
-    UbTile<float, 32, 64> pairs_32_mask_2_next;
-    TASSIGN(pairs_32_mask_2_next, 0x4000);
-    UbTile<float, 32, 64> q_exp_G_to_product_in_next;
-    TASSIGN(q_exp_G_to_product_in_next, 0x19200);
-    UbTile<float, 32, 64> q_exp_G_to_64_next;
-    TASSIGN(q_exp_G_to_64_next, 0x19200);
-    UbTile<float, 32, 128> G_to_16_in_next;
-    TASSIGN(G_to_16_in_next, 0x21800);
-    UbTile<float, 32, 128> exp_G_to_16_next;
-    TASSIGN(exp_G_to_16_next, 0x21800);
-    UbTile<float, 32, 128> k_exp_G_to_16_next;
-    TASSIGN(k_exp_G_to_16_next, 0x25800);
-    UbTile<half, 32, 128> k_exp_G_to_16_f16_next;
-    TASSIGN(k_exp_G_to_16_f16_next, 0x2b800);
-    UbTile<float, 32, 64> pairs_16_mask_next;
-    TASSIGN(pairs_16_mask_next, 0x4000);
-    UbTile<float, 32, 64> k_exp_G_to_product_2_in_next;
-    TASSIGN(k_exp_G_to_product_2_in_next, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_32_2_next;
-    TASSIGN(k_exp_G_to_32_2_next, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_64_sum_next;
-    TASSIGN(k_exp_G_to_64_sum_next, 0x29800);
-    UbTile<float, 32, 128> q_exp_G_to_16_next;
-    TASSIGN(q_exp_G_to_16_next, 0x21800);
-    UbTile<half, 32, 128> q_exp_G_to_16_f16_next;
-    TASSIGN(q_exp_G_to_16_f16_next, 0x25800);
-    UbTile<float, 32, 64> pairs_16_mask_2_next;
-    TASSIGN(pairs_16_mask_2_next, 0x27800);
-    UbTile<float, 32, 64> q_exp_G_to_product_2_in_next;
-    TASSIGN(q_exp_G_to_product_2_in_next, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_32_2_next;
-    TASSIGN(q_exp_G_to_32_2_next, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_64_sum_next;
-    TASSIGN(q_exp_G_to_64_sum_next, 0x19200);
-    UbTile<float, 32, 128> G_to_8_in_next;
-    TASSIGN(G_to_8_in_next, 0x21800);
-    UbTile<float, 32, 128> exp_G_to_8_next;
-    TASSIGN(exp_G_to_8_next, 0x21800);
-    UbTile<float, 32, 128> k_exp_G_to_8_next;
-    TASSIGN(k_exp_G_to_8_next, 0x25800);
-    UbTile<half, 32, 128> k_exp_G_to_8_f16_next;
-    TASSIGN(k_exp_G_to_8_f16_next, 0x2b800);
-    UbTile<float, 32, 64> pairs_8_mask_next;
-    TASSIGN(pairs_8_mask_next, 0x4000);
-    UbTile<float, 32, 64> k_exp_G_to_product_3_in_next;
-    TASSIGN(k_exp_G_to_product_3_in_next, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_16_2_next;
-    TASSIGN(k_exp_G_to_16_2_next, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_16_sum_next;
-    TASSIGN(k_exp_G_to_16_sum_next, 0x29800);
-    UbTile<float, 32, 128> q_exp_G_to_8_next;
-    TASSIGN(q_exp_G_to_8_next, 0x21800);
-    UbTile<half, 32, 128> q_exp_G_to_8_f16_next;
-    TASSIGN(q_exp_G_to_8_f16_next, 0x25800);
-    UbTile<float, 32, 64> pairs_8_mask_2_next;
-    TASSIGN(pairs_8_mask_2_next, 0x27800);
-    UbTile<float, 32, 64> q_exp_G_to_product_3_in_next;
-    TASSIGN(q_exp_G_to_product_3_in_next, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_16_2_next;
-    TASSIGN(q_exp_G_to_16_2_next, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_16_sum_next;
-    TASSIGN(q_exp_G_to_16_sum_next, 0x19200);
-    UbTile<float, 32, 128> G_to_4_in_next;
-    TASSIGN(G_to_4_in_next, 0x21800);
-    UbTile<float, 32, 128> exp_G_to_4_next;
-    TASSIGN(exp_G_to_4_next, 0x21800);
-    UbTile<float, 32, 128> k_exp_G_to_4_next;
-    TASSIGN(k_exp_G_to_4_next, 0x25800);
-    UbTile<half, 32, 128> k_exp_G_to_4_f16_next;
-    TASSIGN(k_exp_G_to_4_f16_next, 0x2b800);
-    UbTile<float, 32, 64> pairs_4_mask_next;
-    TASSIGN(pairs_4_mask_next, 0x4000);
-    UbTile<float, 32, 64> k_exp_G_to_product_4_in_next;
-    TASSIGN(k_exp_G_to_product_4_in_next, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_8_2_next;
-    TASSIGN(k_exp_G_to_8_2_next, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_8_2_sum_next;
-    TASSIGN(k_exp_G_to_8_2_sum_next, 0x29800);
-    UbTile<float, 32, 128> q_exp_G_to_4_next;
-    TASSIGN(q_exp_G_to_4_next, 0x21800);
-    UbTile<half, 32, 128> q_exp_G_to_4_f16_next;
-    TASSIGN(q_exp_G_to_4_f16_next, 0x25800);
-    UbTile<float, 32, 64> pairs_4_mask_2_next;
-    TASSIGN(pairs_4_mask_2_next, 0x27800);
-    UbTile<float, 32, 64> q_exp_G_to_product_4_in_next;
-    TASSIGN(q_exp_G_to_product_4_in_next, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_8_2_next;
-    TASSIGN(q_exp_G_to_8_2_next, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_8_2_sum_next;
-    TASSIGN(q_exp_G_to_8_2_sum_next, 0x19200);
-    UbTile<float, 32, 128> G_to_2_in_next;
-    TASSIGN(G_to_2_in_next, 0x21800);
-    UbTile<float, 32, 128> exp_G_to_2_next;
-    TASSIGN(exp_G_to_2_next, 0x21800);
-    UbTile<float, 32, 128> k_exp_G_to_2_next;
-    TASSIGN(k_exp_G_to_2_next, 0x25800);
-    UbTile<half, 32, 128> k_exp_G_to_2_f16_next;
-    TASSIGN(k_exp_G_to_2_f16_next, 0x2b800);
-    UbTile<float, 32, 64> pairs_2_mask_next;
-    TASSIGN(pairs_2_mask_next, 0x4000);
-    UbTile<float, 32, 64> k_exp_G_to_product_5_in_next;
-    TASSIGN(k_exp_G_to_product_5_in_next, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_4_2_next;
-    TASSIGN(k_exp_G_to_4_2_next, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_4_2_sum_next;
-    TASSIGN(k_exp_G_to_4_2_sum_next, 0x29800);
-    UbTile<float, 32, 128> q_exp_G_to_2_next;
-    TASSIGN(q_exp_G_to_2_next, 0x21800);
-    UbTile<half, 32, 128> q_exp_G_to_2_f16_next;
-    TASSIGN(q_exp_G_to_2_f16_next, 0x25800);
-    UbTile<float, 32, 64> pairs_2_mask_2_next;
-    TASSIGN(pairs_2_mask_2_next, 0x27800);
-    UbTile<float, 32, 64> q_exp_G_to_product_5_in_next;
-    TASSIGN(q_exp_G_to_product_5_in_next, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_4_2_next;
-    TASSIGN(q_exp_G_to_4_2_next, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_4_2_sum_next;
-    TASSIGN(q_exp_G_to_4_2_sum_next, 0x19200);
-    UbTile<float, 32, 128> G_to_1_in_next;
-    TASSIGN(G_to_1_in_next, 0x21800);
-    UbTile<float, 32, 128> exp_G_to_1_next;
-    TASSIGN(exp_G_to_1_next, 0x21800);
-    UbTile<float, 32, 128> k_exp_G_to_1_next;
-    TASSIGN(k_exp_G_to_1_next, 0x25800);
-    UbTile<half, 32, 128> k_exp_G_to_1_f16_next;
-    TASSIGN(k_exp_G_to_1_f16_next, 0x2b800);
-    UbTile<float, 32, 64> pairs_1_mask_next;
-    TASSIGN(pairs_1_mask_next, 0x4000);
-    UbTile<float, 32, 64> k_exp_G_to_product_6_in_next;
-    TASSIGN(k_exp_G_to_product_6_in_next, 0x1b200);
-    UbTile<float, 32, 64> k_exp_G_to_2_2_next;
-    TASSIGN(k_exp_G_to_2_2_next, 0x1b200);
-    UbTile<float, 32, 64> A_decayed_product_next;
-    TASSIGN(A_decayed_product_next, 0x29800);
-    UbTile<float, 32, 128> q_exp_G_to_1_next;
-    TASSIGN(q_exp_G_to_1_next, 0x21800);
-    UbTile<half, 32, 128> q_exp_G_to_1_f16_next;
-    TASSIGN(q_exp_G_to_1_f16_next, 0x25800);
-    UbTile<float, 32, 64> A_term_next;
-    TASSIGN(A_term_next, 0x29800);
-    UbTile<float, 32, 64> strictly_lower_mask_next;
-    TASSIGN(strictly_lower_mask_next, 0x27800);
-    UbTile<float, 32, 64> A_next;
-    TASSIGN(A_next, 0x29800);
-    UbTile<half, 32, 64> A_f16_next;
-    TASSIGN(A_f16_next, 0x2b800);
-    UbTile<float, 32, 128> exp_G_k_S_in;
-    TASSIGN(exp_G_k_S_in, 0x21800);
-    UbTile<float, 32, 128> v_minus_exp_G_k_S;
-    TASSIGN(v_minus_exp_G_k_S, 0x1d800);
-    UbTile<float, 32, 128> operand_of_U;
-    TASSIGN(operand_of_U, 0x1d800);
-    UbTile<float, 32, 64> eye_mask_next;
-    TASSIGN(eye_mask_next, 0x25800);
-    UbTile<float, 32, 64> q_kT_in_next;
-    TASSIGN(q_kT_in_next, 0x27800);
-    UbTile<float, 32, 64> q_kT_identity_next;
-    TASSIGN(q_kT_identity_next, 0x27800);
-    UbTile<half, 32, 128> operand_of_U_f16;
-    TASSIGN(operand_of_U_f16, 0x29800);
-    UbTile<float, 32, 16> diagonal_stack_A_next;
-    TASSIGN(diagonal_stack_A_next, 0x2c800);
-    UbTile<float, 32, 128> expand_last_G_next;
-    TASSIGN(expand_last_G_next, 0x1d800);
-    UbTile<float, 32, 16> pairs_1_mask_of_16_next;
-    TASSIGN(pairs_1_mask_of_16_next, 0x21800);
-    UbTile<float, 32, 16> diagonal_stack_A_2_next;
-    TASSIGN(diagonal_stack_A_2_next, 0x21800);
-    UbTile<float, 32, 16> eye_mask_of_16_next;
-    TASSIGN(eye_mask_of_16_next, 0x22000);
-    UbTile<float, 32, 16> Tinv_rows_2_next;
-    TASSIGN(Tinv_rows_2_next, 0x21800);
-    UbTile<float, 32, 16> pairs_2_mask_of_16_next;
-    TASSIGN(pairs_2_mask_of_16_next, 0x22800);
-    UbTile<float, 32, 16> diagonal_stack_A_4_next;
-    TASSIGN(diagonal_stack_A_4_next, 0x22800);
-    UbTile<half, 32, 16> diagonal_stack_A_4_f16_next;
-    TASSIGN(diagonal_stack_A_4_f16_next, 0x23000);
-    UbTile<half, 32, 16> Tinv_rows_2_f16_next;
-    TASSIGN(Tinv_rows_2_f16_next, 0x23400);
-    UbTile<float, 32, 128> G_in_2_next;
-    TASSIGN(G_in_2_next, 0x23800);
-    UbTile<float, 32, 128> last_G_minus_G_next;
-    TASSIGN(last_G_minus_G_next, 0x1d800);
-    UbTile<float, 32, 16> pairs_4_mask_of_16_next;
-    TASSIGN(pairs_4_mask_of_16_next, 0x29800);
-    UbTile<float, 32, 16> diagonal_stack_A_8_next;
-    TASSIGN(diagonal_stack_A_8_next, 0x29800);
-    UbTile<half, 32, 16> diagonal_stack_A_8_f16_next;
-    TASSIGN(diagonal_stack_A_8_f16_next, 0x2a000);
-    UbTile<float, 32, 128> exp_G_next;
-    TASSIGN(exp_G_next, 0x23800);
-    UbTile<float, 32, 128> decay_to_end_next;
-    TASSIGN(decay_to_end_next, 0x1d800);
-    UbTile<float, 32, 16> pairs_8_mask_of_16_next;
-    TASSIGN(pairs_8_mask_of_16_next, 0x2a400);
-    UbTile<float, 32, 16> diagonal_stack_16_next;
-    TASSIGN(diagonal_stack_16_next, 0x2c800);
-    UbTile<half, 32, 16> diagonal_stack_16_f16_next;
-    TASSIGN(diagonal_stack_16_f16_next, 0x2ac00);
-    UbTile<float, 32, 128> exp_G_q_next;
-    TASSIGN(exp_G_q_next, 0x6000);
-    UbTile<float, 32, 128> exp_G_k_next;
-    TASSIGN(exp_G_k_next, 0x23800);
-    UbTile<float, 32, 128> k_decay_to_end_next;
-    TASSIGN(k_decay_to_end_next, 0x0);
-    UbTile<half, 32, 128> exp_G_k_f16_next;
-    TASSIGN(exp_G_k_f16_next, 0x2b000);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x1d800);
-    UbTile<half, 32, 128> exp_G_q_f16_next;
-    TASSIGN(exp_G_q_f16_next, 0x25800);
-    UbTile<half, 32, 128> k_decay_to_end_f16_next;
-    TASSIGN(k_decay_to_end_f16_next, 0x29800);
-    UbTile<float, 32, 64> pairs_1_mask_2_next;
-    TASSIGN(pairs_1_mask_2_next, 0x2b800);
-    UbTile<float, 32, 64> q_exp_G_to_product_6_in_next;
-    TASSIGN(q_exp_G_to_product_6_in_next, 0x0);
-    UbTile<float, 32, 64> q_exp_G_to_2_2_next;
-    TASSIGN(q_exp_G_to_2_2_next, 0x0);
-    UbTile<float, 32, 64> q_exp_G_to_2_2_sum_next;
-    TASSIGN(q_exp_G_to_2_2_sum_next, 0x19200);
-    UbTile<float, 32, 64> operand_of_o_next;
-    TASSIGN(operand_of_o_next, 0x19200);
-    UbTile<half, 32, 64> operand_of_o_f16_next;
-    TASSIGN(operand_of_o_f16_next, 0x2000);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0x3000);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0xb000);
-    UbTile<float, 32, 128> o_sum_in;
-    TASSIGN(o_sum_in, 0x19200);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x19200);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x1d800);
+    auto G_to_32_in_next = tile_at<UbTile<float, 32, 128>>(0x19200);
+    auto exp_G_to_32_next = tile_at<UbTile<float, 32, 128>>(0x19200);
+    auto k_exp_G_to_32_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_exp_G_to_32_f16_next = tile_at<UbTile<half, 32, 128>>(0x25800);
+    auto pairs_32_mask_next = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto k_exp_G_to_product_in_next = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto k_exp_G_to_64_next = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto q_exp_G_to_32_next = tile_at<UbTile<float, 32, 128>>(0x19200);
+    auto q_exp_G_to_32_f16_next = tile_at<UbTile<half, 32, 128>>(0x2b800);
+    auto pairs_32_mask_2_next = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto q_exp_G_to_product_in_next = tile_at<UbTile<float, 32, 64>>(0x19200);
+    auto q_exp_G_to_64_next = tile_at<UbTile<float, 32, 64>>(0x19200);
+    auto G_to_16_in_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto exp_G_to_16_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_exp_G_to_16_next = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto k_exp_G_to_16_f16_next = tile_at<UbTile<half, 32, 128>>(0x2b800);
+    auto pairs_16_mask_next = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto k_exp_G_to_product_2_in_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_32_2_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_64_sum_next = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto q_exp_G_to_16_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto q_exp_G_to_16_f16_next = tile_at<UbTile<half, 32, 128>>(0x25800);
+    auto pairs_16_mask_2_next = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto q_exp_G_to_product_2_in_next = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_32_2_next = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_64_sum_next = tile_at<UbTile<float, 32, 64>>(0x19200);
+    auto G_to_8_in_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto exp_G_to_8_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_exp_G_to_8_next = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto k_exp_G_to_8_f16_next = tile_at<UbTile<half, 32, 128>>(0x2b800);
+    auto pairs_8_mask_next = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto k_exp_G_to_product_3_in_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_16_2_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_16_sum_next = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto q_exp_G_to_8_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto q_exp_G_to_8_f16_next = tile_at<UbTile<half, 32, 128>>(0x25800);
+    auto pairs_8_mask_2_next = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto q_exp_G_to_product_3_in_next = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_16_2_next = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_16_sum_next = tile_at<UbTile<float, 32, 64>>(0x19200);
+    auto G_to_4_in_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto exp_G_to_4_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_exp_G_to_4_next = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto k_exp_G_to_4_f16_next = tile_at<UbTile<half, 32, 128>>(0x2b800);
+    auto pairs_4_mask_next = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto k_exp_G_to_product_4_in_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_8_2_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_8_2_sum_next = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto q_exp_G_to_4_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto q_exp_G_to_4_f16_next = tile_at<UbTile<half, 32, 128>>(0x25800);
+    auto pairs_4_mask_2_next = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto q_exp_G_to_product_4_in_next = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_8_2_next = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_8_2_sum_next = tile_at<UbTile<float, 32, 64>>(0x19200);
+    auto G_to_2_in_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto exp_G_to_2_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_exp_G_to_2_next = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto k_exp_G_to_2_f16_next = tile_at<UbTile<half, 32, 128>>(0x2b800);
+    auto pairs_2_mask_next = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto k_exp_G_to_product_5_in_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_4_2_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_4_2_sum_next = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto q_exp_G_to_2_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto q_exp_G_to_2_f16_next = tile_at<UbTile<half, 32, 128>>(0x25800);
+    auto pairs_2_mask_2_next = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto q_exp_G_to_product_5_in_next = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_4_2_next = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_4_2_sum_next = tile_at<UbTile<float, 32, 64>>(0x19200);
+    auto G_to_1_in_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto exp_G_to_1_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto k_exp_G_to_1_next = tile_at<UbTile<float, 32, 128>>(0x25800);
+    auto k_exp_G_to_1_f16_next = tile_at<UbTile<half, 32, 128>>(0x2b800);
+    auto pairs_1_mask_next = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto k_exp_G_to_product_6_in_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto k_exp_G_to_2_2_next = tile_at<UbTile<float, 32, 64>>(0x1b200);
+    auto A_decayed_product_next = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto q_exp_G_to_1_next = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto q_exp_G_to_1_f16_next = tile_at<UbTile<half, 32, 128>>(0x25800);
+    auto A_term_next = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto strictly_lower_mask_next = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto A_next = tile_at<UbTile<float, 32, 64>>(0x29800);
+    auto A_f16_next = tile_at<UbTile<half, 32, 64>>(0x2b800);
+    auto exp_G_k_S_in = tile_at<UbTile<float, 32, 128>>(0x21800);
+    auto v_minus_exp_G_k_S = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto operand_of_U = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto eye_mask_next = tile_at<UbTile<float, 32, 64>>(0x25800);
+    auto q_kT_in_next = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto q_kT_identity_next = tile_at<UbTile<float, 32, 64>>(0x27800);
+    auto operand_of_U_f16 = tile_at<UbTile<half, 32, 128>>(0x29800);
+    auto diagonal_stack_A_next = tile_at<UbTile<float, 32, 16>>(0x2c800);
+    auto expand_last_G_next = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto pairs_1_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x21800);
+    auto diagonal_stack_A_2_next = tile_at<UbTile<float, 32, 16>>(0x21800);
+    auto eye_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x22000);
+    auto Tinv_rows_2_next = tile_at<UbTile<float, 32, 16>>(0x21800);
+    auto pairs_2_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x22800);
+    auto diagonal_stack_A_4_next = tile_at<UbTile<float, 32, 16>>(0x22800);
+    auto diagonal_stack_A_4_f16_next = tile_at<UbTile<half, 32, 16>>(0x23000);
+    auto Tinv_rows_2_f16_next = tile_at<UbTile<half, 32, 16>>(0x23400);
+    auto G_in_2_next = tile_at<UbTile<float, 32, 128>>(0x23800);
+    auto last_G_minus_G_next = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto pairs_4_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x29800);
+    auto diagonal_stack_A_8_next = tile_at<UbTile<float, 32, 16>>(0x29800);
+    auto diagonal_stack_A_8_f16_next = tile_at<UbTile<half, 32, 16>>(0x2a000);
+    auto exp_G_next = tile_at<UbTile<float, 32, 128>>(0x23800);
+    auto decay_to_end_next = tile_at<UbTile<float, 32, 128>>(0x1d800);
+    auto pairs_8_mask_of_16_next = tile_at<UbTile<float, 32, 16>>(0x2a400);
+    auto diagonal_stack_16_next = tile_at<UbTile<float, 32, 16>>(0x2c800);
+    auto diagonal_stack_16_f16_next = tile_at<UbTile<half, 32, 16>>(0x2ac00);
+    auto exp_G_q_next = tile_at<UbTile<float, 32, 128>>(0x6000);
+    auto exp_G_k_next = tile_at<UbTile<float, 32, 128>>(0x23800);
+    auto k_decay_to_end_next = tile_at<UbTile<float, 32, 128>>(0x0);
+    auto exp_G_k_f16_next = tile_at<UbTile<half, 32, 128>>(0x2b000);
+    auto chunk_decay_S = tile_at<UbTile<float, 64, 128>>(0x1d800);
+    auto exp_G_q_f16_next = tile_at<UbTile<half, 32, 128>>(0x25800);
+    auto k_decay_to_end_f16_next = tile_at<UbTile<half, 32, 128>>(0x29800);
+    auto pairs_1_mask_2_next = tile_at<UbTile<float, 32, 64>>(0x2b800);
+    auto q_exp_G_to_product_6_in_next = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto q_exp_G_to_2_2_next = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto q_exp_G_to_2_2_sum_next = tile_at<UbTile<float, 32, 64>>(0x19200);
+    auto operand_of_o_next = tile_at<UbTile<float, 32, 64>>(0x19200);
+    auto operand_of_o_f16_next = tile_at<UbTile<half, 32, 64>>(0x2000);
+    auto S_next_part_in = tile_at<UbTile<float, 64, 128>>(0x3000);
+    auto S_next = tile_at<UbTile<float, 64, 128>>(0xb000);
+    auto o_sum_in = tile_at<UbTile<float, 32, 128>>(0x19200);
+    auto o = tile_at<UbTile<float, 32, 128>>(0x19200);
+    auto o_f16 = tile_at<UbTile<half, 32, 128>>(0x1d800);
     UbTile<half, 32, 128> v_next;
-    UbTile<float, 64, 8> beta_first_scratch;
-    TASSIGN(beta_first_scratch, 0x14800);
-    UbTile<float, 64, 8> beta_next_scratch;
-    TASSIGN(beta_next_scratch, 0xa800);
+    auto beta_first_scratch = tile_at<UbTile<float, 64, 8>>(0x14800);
+    auto beta_next_scratch = tile_at<UbTile<float, 64, 8>>(0xa800);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // operand_of_o_f16_next -> g_raw_first
     set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // S_T -> k_f32_first
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T -> q_raw_first
@@ -3608,12 +2316,8 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         const int64_t rows_next = part_of(length, 0, 64);
         const int64_t part_next = part_of(rows_next, sub, 32);
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // operand_of_o_f16_next -> g_raw_first
-        UbPart<float, 32, 128> g_raw_first(part_next, 128);
-        TASSIGN(g_raw_first, 0x0);
-        if (part_next > 0) {
-            auto from = view(g_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(g_raw_first, from);
-        }
+        auto g_raw_first = tile_at<UbPart<float, 32, 128>>(0x0, part_next, 128);
+        if (part_next > 0) TLOAD(g_raw_first, view(g_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // g_raw_first -> g_first
         if (rows_next > 0) fill_rows(g_first, g_raw_first, part_next, 0x0);
@@ -3627,19 +2331,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TADD(exp_g_times_0_sum_first, g_max_minus_105_first, exp_g_times_0_first);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // exp_g_times_0_sum_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // exp_g_times_0_sum_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_g_times_0_sum_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_g_times_0_sum_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in_first
-        UbPart<half, 32, 128> k_raw_first(part_next, 128);
-        TASSIGN(k_raw_first, 0x8000);
-        if (part_next > 0) {
-            auto from = view(k_gm + token_at(H, h, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(H, 128));
-            TLOAD(k_raw_first, from);
-        }
+        auto k_raw_first = tile_at<UbPart<half, 32, 128>>(0x8000, part_next, 128);
+        if (part_next > 0) TLOAD(k_raw_first, view(k_gm + token_at(H, h, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(H, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw_first -> k_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw_first -> k_first
         if (rows_next > 0) fill_rows(k_first, k_raw_first, part_next, 0x8000);
@@ -3647,21 +2342,15 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(k_f32_first, k_first, RoundMode::CAST_NONE);
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T -> q_raw_first
-        UbPart<half, 32, 128> q_raw_first(part_next, 128);
-        TASSIGN(q_raw_first, 0xe000);
-        if (part_next > 0) {
-            auto from = view(q_gm + token_at(H, h, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(H, 128));
-            TLOAD(q_raw_first, from);
-        }
+        auto q_raw_first = tile_at<UbPart<half, 32, 128>>(0xe000, part_next, 128);
+        if (part_next > 0) TLOAD(q_raw_first, view(q_gm + token_at(H, h, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(H, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_raw_first -> q_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_raw_first -> q_first
         if (rows_next > 0) fill_rows(q_first, q_raw_first, part_next, 0xe000);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(q_f32_first, q_first, RoundMode::CAST_NONE);
-        UbWidePart<float, 64> beta_raw_first(rows_next);
-        TASSIGN(beta_raw_first, 0x14000);
-        auto beta_raw_first_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-        if (rows_next > 0) TLOAD(beta_raw_first, beta_raw_first_from);
+        auto beta_raw_first = tile_at<UbWidePart<float, 64>>(0x14000, rows_next);
+        if (rows_next > 0) TLOAD(beta_raw_first, view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta_raw_first -> beta_wide_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // beta_raw_first -> beta_wide_first
         if (rows_next > 0) fill_wide(beta_raw_first, rows_next, 0x14000);
@@ -3672,19 +2361,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
         wait_flag_dev(1);  // G_channel -> last_G_first
         // last_G = last(G)
-        if (rows_next > 0) {
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
-                TLOAD(last_G_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(last_G_first, view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128));
         // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
-        if (rows_next > 0) {
-            {
-                auto from = view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_in_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(G_in_2_first, view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_in_2_first -> exp_G_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_in_2_first -> exp_G_first
         // exp_G = exp(G)
@@ -3692,12 +2371,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
         if (rows_next > 0) TEXP(chunk_decay_first, last_G_first);
         wait_flag_dev(1);  // G_to_32_channel -> G_to_32_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_32_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(G_to_32_in_first, view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // G_to_32_in_first -> exp_G_to_32_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // G_to_32_in_first -> exp_G_to_32_first
         // exp_G_to_32 = exp(to_middle(G))
@@ -3709,29 +2383,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(k_exp_G_to_32_f16_first, k_exp_G_to_32_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_G_to_32_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_G_to_32_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_32_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_32_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in_first
         // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
         // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
         // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_32_mask_first, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // k_exp_G_to_product_channel -> k_exp_G_to_product_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_product_in_first, view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_exp_G_to_product_in_first -> k_exp_G_to_64_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_exp_G_to_product_in_first -> k_exp_G_to_64_first
         if (rows_next > 0) TMUL(k_exp_G_to_64_first, k_exp_G_to_product_in_first, pairs_32_mask_first);
@@ -3743,35 +2402,15 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(q_exp_G_to_32_f16_first, q_exp_G_to_32_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // q_exp_G_to_32_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // q_exp_G_to_32_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_32_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_32_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_32_mask_2_first, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // q_exp_G_to_product_channel -> q_exp_G_to_product_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_product_in_first, view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_in_first -> q_exp_G_to_64_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_in_first -> q_exp_G_to_64_first
         if (rows_next > 0) TMUL(q_exp_G_to_64_first, q_exp_G_to_product_in_first, pairs_32_mask_2_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(G_to_16_in_first, view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_16_in_first -> exp_G_to_16_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_16_in_first -> exp_G_to_16_first
         // exp_G_to_16 = exp(to_middle(G))
@@ -3783,29 +2422,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(k_exp_G_to_16_f16_first, k_exp_G_to_16_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_16_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_16_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_16_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_16_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in_first
         // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
         // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
         // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_16_mask_first, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // k_exp_G_to_product_2_channel -> k_exp_G_to_product_2_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_2_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_product_2_in_first, view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_2_in_first -> k_exp_G_to_32_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_2_in_first -> k_exp_G_to_32_2_first
         if (rows_next > 0) TMUL(k_exp_G_to_32_2_first, k_exp_G_to_product_2_in_first, pairs_16_mask_first);
@@ -3819,52 +2443,22 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(q_exp_G_to_16_f16_first, q_exp_G_to_16_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_16_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_16_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_16_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_16_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_16_mask_2_first, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_2_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_product_2_in_first, view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_2_in_first -> q_exp_G_to_32_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_2_in_first -> q_exp_G_to_32_2_first
         if (rows_next > 0) TMUL(q_exp_G_to_32_2_first, q_exp_G_to_product_2_in_first, pairs_16_mask_2_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TADD(q_exp_G_to_64_sum_first, q_exp_G_to_64_first, q_exp_G_to_32_2_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask_first, from);
-            }
-        }
-        if (rows_next > 0) {
-            {
-                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_kT_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(eye_mask_first, view(eye_mask_gm + sub * 32 * 64, 32, 64, 64));
+        if (rows_next > 0) TLOAD(q_kT_in_first, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_first -> q_kT_identity_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in_first -> q_kT_identity_first
         if (rows_next > 0) TMUL(q_kT_identity_first, q_kT_in_first, eye_mask_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_8_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(G_to_8_in_first, view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_8_in_first -> exp_G_to_8_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_8_in_first -> exp_G_to_8_first
         // exp_G_to_8 = exp(to_middle(G))
@@ -3876,29 +2470,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(k_exp_G_to_8_f16_first, k_exp_G_to_8_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_8_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_8_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_8_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_8_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in_first
         // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
         // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
         // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_8_mask_first, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // k_exp_G_to_product_3_channel -> k_exp_G_to_product_3_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_3_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_product_3_in_first, view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_3_in_first -> k_exp_G_to_16_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_3_in_first -> k_exp_G_to_16_2_first
         if (rows_next > 0) TMUL(k_exp_G_to_16_2_first, k_exp_G_to_product_3_in_first, pairs_8_mask_first);
@@ -3913,20 +2492,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_8_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_exp_G_to_8_first -> G_to_4_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // q_exp_G_to_8_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_8_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_8_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // q_exp_G_to_8_first -> G_to_4_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_4_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(G_to_4_in_first, view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_4_in_first -> exp_G_to_4_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // G_to_4_in_first -> exp_G_to_4_first
         // exp_G_to_4 = exp(to_middle(G))
@@ -3934,19 +2503,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2)
         // @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_8_mask_2_first, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_3_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_product_3_in_first, view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_3_in_first -> q_exp_G_to_16_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_3_in_first -> q_exp_G_to_16_2_first
         if (rows_next > 0) TMUL(q_exp_G_to_16_2_first, q_exp_G_to_product_3_in_first, pairs_8_mask_2_first);
@@ -3958,12 +2517,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(k_exp_G_to_4_f16_first, k_exp_G_to_4_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_4_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_G_to_4_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_4_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_4_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in_first
         // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2)
@@ -3974,51 +2528,26 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_4_first -> G_to_2_in_first
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_exp_G_to_4_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // q_exp_G_to_4_first -> G_to_2_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_2_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(G_to_2_in_first, view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_2_in_first -> exp_G_to_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_2_in_first -> exp_G_to_2_first
         // exp_G_to_2 = exp(to_middle(G))
         if (rows_next > 0) TEXP(exp_G_to_2_first, G_to_2_in_first);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // q_exp_G_to_4_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_4_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_4_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in_first
         // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
         // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
         // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_4_mask_first, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // k_exp_G_to_product_4_channel -> k_exp_G_to_product_4_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_4_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_product_4_in_first, view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_4_in_first -> k_exp_G_to_8_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_4_in_first -> k_exp_G_to_8_2_first
         if (rows_next > 0) TMUL(k_exp_G_to_8_2_first, k_exp_G_to_product_4_in_first, pairs_4_mask_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TADD(k_exp_G_to_8_2_sum_first, k_exp_G_to_16_sum_first, k_exp_G_to_8_2_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(G_to_1_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(G_to_1_in_first, view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_to_1_in_first -> exp_G_to_1_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_to_1_in_first -> exp_G_to_1_first
         // exp_G_to_1 = exp(to_middle(G))
@@ -4026,19 +2555,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2)
         // @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_4_mask_2_first, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_4_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_product_4_in_first, view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_4_in_first -> q_exp_G_to_8_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_exp_G_to_product_4_in_first -> q_exp_G_to_8_2_first
         if (rows_next > 0) TMUL(q_exp_G_to_8_2_first, q_exp_G_to_product_4_in_first, pairs_4_mask_2_first);
@@ -4050,12 +2569,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(k_exp_G_to_2_f16_first, k_exp_G_to_2_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_G_to_2_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_G_to_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_2_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_2_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in_first
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID2);  // k_exp_G_to_2_f16_first -> pairs_2_mask_first
         // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
@@ -4069,24 +2583,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         // k_exp_G_to_1 = k * exp_G_to_1
         if (rows_next > 0) TMUL(k_exp_G_to_1_first, k_f32_first, exp_G_to_1_first);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // q_exp_G_to_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_2_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_2_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in_first
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_exp_G_to_2_f16_first -> k_exp_G_to_product_5_in_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCVT(k_exp_G_to_1_f16_first, k_exp_G_to_1_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_1_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_1_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_G_to_1_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_1_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in_first
         // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2)
@@ -4096,12 +2600,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(q_exp_G_to_1_f16_first, q_exp_G_to_1_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_1_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_1_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, q_exp_G_to_1_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_1_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in_first
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // q_exp_G_to_1_f16_first -> diagonal_stack_A_8_f16_first
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_1_f16_first -> pairs_8_mask_of_16_first
@@ -4116,20 +2615,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
         // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
         // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_2_mask_first, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // k_exp_G_to_product_5_channel -> k_exp_G_to_product_5_in_first
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID3);  // q_exp_G_to_2_f16_first -> k_exp_G_to_product_5_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_5_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_product_5_in_first, view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_5_in_first -> k_exp_G_to_4_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_5_in_first -> k_exp_G_to_4_2_first
         if (rows_next > 0) TMUL(k_exp_G_to_4_2_first, k_exp_G_to_product_5_in_first, pairs_2_mask_first);
@@ -4150,19 +2639,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
         // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
         // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_1_mask_first, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // k_exp_G_to_product_6_channel -> k_exp_G_to_product_6_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(k_exp_G_to_product_6_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(k_exp_G_to_product_6_in_first, view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_6_in_first -> k_exp_G_to_2_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_6_in_first -> k_exp_G_to_2_2_first
         if (rows_next > 0) TMUL(k_exp_G_to_2_2_first, k_exp_G_to_product_6_in_first, pairs_1_mask_first);
@@ -4170,12 +2649,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TADD(A_decayed_product_first, k_exp_G_to_4_2_sum_first, k_exp_G_to_2_2_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDMUL(A_term_first, A_decayed_product_first, beta_col_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(strictly_lower_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(strictly_lower_mask_first, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // strictly_lower_mask_first -> A_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // strictly_lower_mask_first -> A_first
         pipe_barrier(PIPE_V);
@@ -4185,49 +2659,21 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // A_f16_first -> store
         pipe_barrier(PIPE_V);
         // Tinv = unit_lower_inverse(A)
-        if (rows_next > 0) {
-            for (int64_t i = 0; i < 32; i += 16) {
-                UbBlock<half, 16, 64, 16> diagonal_stack_A_first_from;
-                TASSIGN(diagonal_stack_A_first_from, 0x1f800 + (i * 65 + sub * 32) * 2);
-                UbTile<float, 16, 16> diagonal_stack_A_first_to;
-                TASSIGN(diagonal_stack_A_first_to, 0x20800 + i * 64);
-                TCVT(diagonal_stack_A_first_to, diagonal_stack_A_first_from, RoundMode::CAST_NONE);
-            }
-        }
+        if (rows_next > 0) diagonal_stack<16>(diagonal_stack_A_first, 0x20800, A_f16_first, 0x1f800 + sub * 64);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // A_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, A_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), A_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // A_f16_channel -> A_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_1_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_1_mask_of_16_first, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_of_16_first -> diagonal_stack_A_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_of_16_first -> diagonal_stack_A_2_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TMUL(diagonal_stack_A_2_first, diagonal_stack_A_first, pairs_1_mask_of_16_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(eye_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(eye_mask_of_16_first, view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask_of_16_first -> Tinv_rows_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask_of_16_first -> Tinv_rows_2_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TSUB(Tinv_rows_2_first, diagonal_stack_A_2_first, eye_mask_of_16_first);
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_2_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_2_mask_of_16_first, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_2_mask_of_16_first -> diagonal_stack_A_4_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_2_mask_of_16_first -> diagonal_stack_A_4_first
         if (rows_next > 0) TMUL(diagonal_stack_A_4_first, diagonal_stack_A_first, pairs_2_mask_of_16_first);
@@ -4237,27 +2683,12 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(Tinv_rows_2_f16_first, Tinv_rows_2_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_rows_2_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // diagonal_stack_A_4_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, diagonal_stack_A_4_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_4_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_rows_2_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_rows_2_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_4_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_4_mask_of_16_first, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_4_mask_of_16_first -> diagonal_stack_A_8_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_4_mask_of_16_first -> diagonal_stack_A_8_first
         if (rows_next > 0) TMUL(diagonal_stack_A_8_first, diagonal_stack_A_first, pairs_4_mask_of_16_first);
@@ -4266,20 +2697,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(diagonal_stack_A_8_f16_first, diagonal_stack_A_8_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_8_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // diagonal_stack_A_8_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, diagonal_stack_A_8_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_8_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_first
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID4);  // q_exp_G_to_1_f16_first -> pairs_8_mask_of_16_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_8_mask_of_16_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_8_mask_of_16_first, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_of_16_first -> diagonal_stack_16_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_of_16_first -> diagonal_stack_16_first
         if (rows_next > 0) TMUL(diagonal_stack_16_first, diagonal_stack_A_first, pairs_8_mask_of_16_first);
@@ -4287,29 +2708,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(diagonal_stack_16_f16_first, diagonal_stack_16_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // diagonal_stack_16_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // diagonal_stack_16_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, diagonal_stack_16_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_16_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // decay_to_end_first -> pairs_2_mask_2_first
         // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
         // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q * exp_G_to_2)
         // @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q * exp_G) @ S)
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_2_first, from);
-            }
-        }
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_5_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_2_mask_2_first, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
+        if (rows_next > 0) TLOAD(q_exp_G_to_product_5_in_first, view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_exp_G_to_product_5_in_first -> q_exp_G_to_4_2_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_exp_G_to_product_5_in_first -> q_exp_G_to_4_2_first
         if (rows_next > 0) TMUL(q_exp_G_to_4_2_first, q_exp_G_to_product_5_in_first, pairs_2_mask_2_first);
@@ -4318,46 +2724,21 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(exp_G_q_f16_first, exp_G_q_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // exp_G_q_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_G_k_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(exp_G_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_G_k_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(exp_G_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_G_k_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_G_k_f16_channel -> exp_G_k_f16_in_first
         if (rows_next > 0) TCVT(k_decay_to_end_f16_first, k_decay_to_end_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_decay_to_end_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // exp_G_q_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_G_q_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_G_q_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_G_q_f16_channel -> exp_G_q_f16_in_first
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TADD(q_exp_G_to_4_2_sum_first, q_exp_G_to_8_2_sum_first, q_exp_G_to_4_2_first);
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_decay_to_end_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_decay_to_end_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_decay_to_end_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_decay_to_end_f16_channel -> k_decay_to_end_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_2_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(pairs_1_mask_2_first, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
         wait_flag_dev(1);  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_exp_G_to_product_6_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_exp_G_to_product_6_in_first, view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         pipe_barrier(PIPE_ALL);
         if (rows_next > 0) TMUL(q_exp_G_to_2_2_first, q_exp_G_to_product_6_in_first, pairs_1_mask_2_first);
         pipe_barrier(PIPE_V);
@@ -4368,27 +2749,15 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         if (rows_next > 0) TCVT(operand_of_o_f16_first, operand_of_o_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_o_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // operand_of_o_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_o_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), operand_of_o_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_o_f16_channel -> operand_of_o_f16_in_first
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_0 -> store
-        UbPart<half, 32, 128> v_raw_first(part_next, 128);
-        TASSIGN(v_raw_first, 0x15200);
-        if (part_next > 0) {
-            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v_raw_first, from);
-        }
+        auto v_raw_first = tile_at<UbPart<half, 32, 128>>(0x15200, part_next, 128);
+        if (part_next > 0) TLOAD(v_raw_first, view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_first -> v_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_first -> v_first
         if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x15200);
@@ -4417,20 +2786,13 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
+            TSTORE(view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), S_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // o_f16 -> v_f32
             TCVT(v_f32, v, RoundMode::CAST_NONE);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // chunk_decay_S -> g_raw_next
-            UbPart<float, 32, 128> g_raw_next(part_next, 128);
-            TASSIGN(g_raw_next, 0x21800);
-            if (part_next > 0) {
-                auto from = view(g_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(g_raw_next, from);
-            }
+            auto g_raw_next = tile_at<UbPart<float, 32, 128>>(0x21800, part_next, 128);
+            if (part_next > 0) TLOAD(g_raw_next, view(g_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // g_raw_next -> g_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // g_raw_next -> g_next
             if (rows_next > 0) fill_rows(g_next, g_raw_next, part_next, 0x21800);
@@ -4444,40 +2806,25 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TADD(exp_g_times_0_sum_next, g_max_minus_105_next, exp_g_times_0_next);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // exp_g_times_0_sum_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // exp_g_times_0_sum_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, exp_g_times_0_sum_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(exp_g_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_g_times_0_sum_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_g_times_0_sum_channel -> exp_g_times_0_sum_in_next
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_decay_to_end_f16_next -> k_raw_next
-            UbPart<half, 32, 128> k_raw_next(part_next, 128);
-            TASSIGN(k_raw_next, 0x29800);
-            if (part_next > 0) {
-                auto from = view(k_gm + token_at(H, h, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(H, 128));
-                TLOAD(k_raw_next, from);
-            }
+            auto k_raw_next = tile_at<UbPart<half, 32, 128>>(0x29800, part_next, 128);
+            if (part_next > 0) TLOAD(k_raw_next, view(k_gm + token_at(H, h, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(H, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_raw_next -> k_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_raw_next -> k_next
             if (rows_next > 0) fill_rows(k_next, k_raw_next, part_next, 0x29800);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(k_f32_next, k_next, RoundMode::CAST_NONE);
-            UbPart<half, 32, 128> q_raw_next(part_next, 128);
-            TASSIGN(q_raw_next, 0x4000);
-            if (part_next > 0) {
-                auto from = view(q_gm + token_at(H, h, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(H, 128));
-                TLOAD(q_raw_next, from);
-            }
+            auto q_raw_next = tile_at<UbPart<half, 32, 128>>(0x4000, part_next, 128);
+            if (part_next > 0) TLOAD(q_raw_next, view(q_gm + token_at(H, h, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(H, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_raw_next -> q_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_raw_next -> q_next
             if (rows_next > 0) fill_rows(q_next, q_raw_next, part_next, 0x4000);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCVT(q_f32_next, q_next, RoundMode::CAST_NONE);
-            UbWidePart<float, 64> beta_raw_next(rows_next);
-            TASSIGN(beta_raw_next, 0xa000);
-            auto beta_raw_next_from = view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1));
-            if (rows_next > 0) TLOAD(beta_raw_next, beta_raw_next_from);
+            auto beta_raw_next = tile_at<UbWidePart<float, 64>>(0xa000, rows_next);
+            if (rows_next > 0) TLOAD(beta_raw_next, view(beta_gm + token_at(HV, hv, 1, b, T, t_next), rows_next, 1, token_stride(HV, 1)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw_next -> beta_wide_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // beta_raw_next -> beta_wide_next
             if (rows_next > 0) fill_wide(beta_raw_next, rows_next, 0xa000);
@@ -4488,23 +2835,13 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
             wait_flag_dev(1);  // G_channel -> last_G_next
             // last_G = last(G)
-            if (rows_next > 0) {
-                {
-                    auto from = view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
-                    TLOAD(last_G_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(last_G_next, view(G_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // last_G_next -> chunk_decay_next
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // last_G_next -> chunk_decay_next
             if (rows_next > 0) TEXP(chunk_decay_next, last_G_next);
             wait_flag_dev(1);  // G_to_32_channel -> G_to_32_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TLOAD(G_to_32_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(G_to_32_in_next, view(G_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_32_in_next -> exp_G_to_32_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // G_to_32_in_next -> exp_G_to_32_next
             // exp_G_to_32 = exp(to_middle(G))
@@ -4516,29 +2853,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(k_exp_G_to_32_f16_next, k_exp_G_to_32_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_G_to_32_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_G_to_32_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, k_exp_G_to_32_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_32_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_32_f16_channel -> k_exp_G_to_32_f16_in_next
             // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
             // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
             // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_32_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_32_mask_next, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_channel -> k_exp_G_to_product_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k_exp_G_to_product_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_product_in_next, view(k_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_in_next -> k_exp_G_to_64_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_exp_G_to_product_in_next -> k_exp_G_to_64_next
             if (rows_next > 0) TMUL(k_exp_G_to_64_next, k_exp_G_to_product_in_next, pairs_32_mask_next);
@@ -4551,36 +2873,16 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(q_exp_G_to_32_f16_next, q_exp_G_to_32_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // q_exp_G_to_32_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // q_exp_G_to_32_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, q_exp_G_to_32_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_32_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_32_f16_channel -> q_exp_G_to_32_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_32_mask_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_32_mask_2_next, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_channel -> q_exp_G_to_product_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_exp_G_to_product_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_product_in_next, view(q_exp_G_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_exp_G_to_product_in_next -> q_exp_G_to_64_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_exp_G_to_product_in_next -> q_exp_G_to_64_next
             if (rows_next > 0) TMUL(q_exp_G_to_64_next, q_exp_G_to_product_in_next, pairs_32_mask_2_next);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_32_mask_2_next -> pairs_16_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TLOAD(G_to_16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(G_to_16_in_next, view(G_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // G_to_16_in_next -> exp_G_to_16_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // G_to_16_in_next -> exp_G_to_16_next
             // exp_G_to_16 = exp(to_middle(G))
@@ -4592,30 +2894,15 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(k_exp_G_to_16_f16_next, k_exp_G_to_16_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_16_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // k_exp_G_to_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, k_exp_G_to_16_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_16_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_16_f16_channel -> k_exp_G_to_16_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID5);  // pairs_32_mask_2_next -> pairs_16_mask_next
             // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
             // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
             // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_16_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_16_mask_next, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_2_channel -> k_exp_G_to_product_2_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k_exp_G_to_product_2_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_product_2_in_next, view(k_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_exp_G_to_product_2_in_next -> k_exp_G_to_32_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // k_exp_G_to_product_2_in_next -> k_exp_G_to_32_2_next
             if (rows_next > 0) TMUL(k_exp_G_to_32_2_next, k_exp_G_to_product_2_in_next, pairs_16_mask_next);
@@ -4630,37 +2917,17 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(q_exp_G_to_16_f16_next, q_exp_G_to_16_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_16_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // q_exp_G_to_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, q_exp_G_to_16_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_16_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_16_f16_channel -> q_exp_G_to_16_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_16_mask_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_16_mask_2_next, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_2_channel -> q_exp_G_to_product_2_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_exp_G_to_product_2_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_product_2_in_next, view(q_exp_G_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_2_in_next -> q_exp_G_to_32_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_exp_G_to_product_2_in_next -> q_exp_G_to_32_2_next
             if (rows_next > 0) TMUL(q_exp_G_to_32_2_next, q_exp_G_to_product_2_in_next, pairs_16_mask_2_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(q_exp_G_to_64_sum_next, q_exp_G_to_64_next, q_exp_G_to_32_2_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TLOAD(G_to_8_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(G_to_8_in_next, view(G_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_to_8_in_next -> exp_G_to_8_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // G_to_8_in_next -> exp_G_to_8_next
             // exp_G_to_8 = exp(to_middle(G))
@@ -4672,29 +2939,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(k_exp_G_to_8_f16_next, k_exp_G_to_8_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_8_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_G_to_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, k_exp_G_to_8_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_8_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_8_f16_channel -> k_exp_G_to_8_f16_in_next
             // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
             // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
             // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_8_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_8_mask_next, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_3_channel -> k_exp_G_to_product_3_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k_exp_G_to_product_3_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_product_3_in_next, view(k_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_exp_G_to_product_3_in_next -> k_exp_G_to_16_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // k_exp_G_to_product_3_in_next -> k_exp_G_to_16_2_next
             if (rows_next > 0) TMUL(k_exp_G_to_16_2_next, k_exp_G_to_product_3_in_next, pairs_8_mask_next);
@@ -4709,37 +2961,17 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(q_exp_G_to_8_f16_next, q_exp_G_to_8_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_8_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // q_exp_G_to_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, q_exp_G_to_8_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_8_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_8_f16_channel -> q_exp_G_to_8_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_8_mask_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_8_mask_2_next, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_3_channel -> q_exp_G_to_product_3_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_exp_G_to_product_3_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_product_3_in_next, view(q_exp_G_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_exp_G_to_product_3_in_next -> q_exp_G_to_16_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_exp_G_to_product_3_in_next -> q_exp_G_to_16_2_next
             if (rows_next > 0) TMUL(q_exp_G_to_16_2_next, q_exp_G_to_product_3_in_next, pairs_8_mask_2_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(q_exp_G_to_16_sum_next, q_exp_G_to_64_sum_next, q_exp_G_to_16_2_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TLOAD(G_to_4_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(G_to_4_in_next, view(G_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // G_to_4_in_next -> exp_G_to_4_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // G_to_4_in_next -> exp_G_to_4_next
             // exp_G_to_4 = exp(to_middle(G))
@@ -4751,29 +2983,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(k_exp_G_to_4_f16_next, k_exp_G_to_4_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // k_exp_G_to_4_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // k_exp_G_to_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, k_exp_G_to_4_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_4_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_4_f16_channel -> k_exp_G_to_4_f16_in_next
             // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
             // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
             // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_4_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_4_mask_next, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_4_channel -> k_exp_G_to_product_4_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k_exp_G_to_product_4_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_product_4_in_next, view(k_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_exp_G_to_product_4_in_next -> k_exp_G_to_8_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_exp_G_to_product_4_in_next -> k_exp_G_to_8_2_next
             if (rows_next > 0) TMUL(k_exp_G_to_8_2_next, k_exp_G_to_product_4_in_next, pairs_4_mask_next);
@@ -4788,37 +3005,17 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(q_exp_G_to_4_f16_next, q_exp_G_to_4_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_4_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_exp_G_to_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, q_exp_G_to_4_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_4_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_4_f16_channel -> q_exp_G_to_4_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_4_mask_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_4_mask_2_next, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_4_channel -> q_exp_G_to_product_4_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_exp_G_to_product_4_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_product_4_in_next, view(q_exp_G_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_4_in_next -> q_exp_G_to_8_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_exp_G_to_product_4_in_next -> q_exp_G_to_8_2_next
             if (rows_next > 0) TMUL(q_exp_G_to_8_2_next, q_exp_G_to_product_4_in_next, pairs_4_mask_2_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(q_exp_G_to_8_2_sum_next, q_exp_G_to_16_sum_next, q_exp_G_to_8_2_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TLOAD(G_to_2_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(G_to_2_in_next, view(G_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_2_in_next -> exp_G_to_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // G_to_2_in_next -> exp_G_to_2_next
             // exp_G_to_2 = exp(to_middle(G))
@@ -4830,29 +3027,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(k_exp_G_to_2_f16_next, k_exp_G_to_2_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_2_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_G_to_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, k_exp_G_to_2_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_2_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_2_f16_channel -> k_exp_G_to_2_f16_in_next
             // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
             // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
             // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_2_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_2_mask_next, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_5_channel -> k_exp_G_to_product_5_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k_exp_G_to_product_5_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_product_5_in_next, view(k_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_5_in_next -> k_exp_G_to_4_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_exp_G_to_product_5_in_next -> k_exp_G_to_4_2_next
             if (rows_next > 0) TMUL(k_exp_G_to_4_2_next, k_exp_G_to_product_5_in_next, pairs_2_mask_next);
@@ -4867,37 +3049,17 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(q_exp_G_to_2_f16_next, q_exp_G_to_2_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_exp_G_to_2_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_exp_G_to_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, q_exp_G_to_2_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_2_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_2_f16_channel -> q_exp_G_to_2_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_2_mask_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_2_mask_2_next, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // q_exp_G_to_product_5_channel -> q_exp_G_to_product_5_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_exp_G_to_product_5_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_product_5_in_next, view(q_exp_G_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_5_in_next -> q_exp_G_to_4_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_exp_G_to_product_5_in_next -> q_exp_G_to_4_2_next
             if (rows_next > 0) TMUL(q_exp_G_to_4_2_next, q_exp_G_to_product_5_in_next, pairs_2_mask_2_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TADD(q_exp_G_to_4_2_sum_next, q_exp_G_to_8_2_sum_next, q_exp_G_to_4_2_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TLOAD(G_to_1_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(G_to_1_in_next, view(G_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_1_in_next -> exp_G_to_1_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_to_1_in_next -> exp_G_to_1_next
             // exp_G_to_1 = exp(to_middle(G))
@@ -4909,29 +3071,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(k_exp_G_to_1_f16_next, k_exp_G_to_1_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_G_to_1_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_G_to_1_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, k_exp_G_to_1_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_G_to_1_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_G_to_1_f16_channel -> k_exp_G_to_1_f16_in_next
             // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
             // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
             // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_1_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_1_mask_next, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag_dev(1);  // k_exp_G_to_product_6_channel -> k_exp_G_to_product_6_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(k_exp_G_to_product_6_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(k_exp_G_to_product_6_in_next, view(k_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_6_in_next -> k_exp_G_to_2_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_exp_G_to_product_6_in_next -> k_exp_G_to_2_2_next
             if (rows_next > 0) TMUL(k_exp_G_to_2_2_next, k_exp_G_to_product_6_in_next, pairs_1_mask_next);
@@ -4947,24 +3094,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_1_f16_next -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // q_exp_G_to_1_next -> exp_G_k_S_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_exp_G_to_1_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, q_exp_G_to_1_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_exp_G_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), q_exp_G_to_1_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_exp_G_to_1_f16_channel -> q_exp_G_to_1_f16_in_next
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID6);  // q_exp_G_to_1_f16_next -> eye_mask_next
             // A = strictly_lower(beta[:, None] * (pairs(k_exp_G_to_32 @ k_exp_G_to_32.T) + pairs(k_exp_G_to_16 @
             // k_exp_G_to_16.T) + pairs(k_exp_G_to_8 @ k_exp_G_to_8.T) + pairs(k_exp_G_to_4 @ k_exp_G_to_4.T) +
             // pairs(k_exp_G_to_2 @ k_exp_G_to_2.T) + pairs(k_exp_G_to_1 @ k_exp_G_to_1.T)))
             if (rows_next > 0) TROWEXPANDMUL(A_term_next, A_decayed_product_next, beta_col_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(strictly_lower_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(strictly_lower_mask_next, view(strictly_lower_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // strictly_lower_mask_next -> A_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // strictly_lower_mask_next -> A_next
             pipe_barrier(PIPE_V);
@@ -4974,22 +3111,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(A_f16_next, A_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // A_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID6);  // q_exp_G_to_1_next -> exp_G_k_S_in
-            {
-                auto from = view(exp_G_k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(exp_G_k_S_in, from);
-            }
+            TLOAD(exp_G_k_S_in, view(exp_G_k_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // exp_G_k_S_in -> v_minus_exp_G_k_S
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // exp_G_k_S_in -> v_minus_exp_G_k_S
             // U = Tinv @ (beta[:, None] * (v - (k * exp_G) @ S))
             TSUB(v_minus_exp_G_k_S, v_f32, exp_G_k_S_in);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_k_S_in -> pairs_1_mask_of_16_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // A_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, A_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(A_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), A_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // A_f16_channel -> A_f16_in_next
             pipe_barrier(PIPE_V);
             TROWEXPANDMUL(operand_of_U, v_minus_exp_G_k_S, beta_col);
@@ -4998,19 +3127,9 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
             // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
             // exp_G) @ S)
-            if (rows_next > 0) {
-                {
-                    auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(eye_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(eye_mask_next, view(eye_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID7);  // strictly_lower_mask_next -> q_kT_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_kT_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_kT_in_next, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_kT_in_next -> q_kT_identity_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // q_kT_in_next -> q_kT_identity_next
             if (rows_next > 0) TMUL(q_kT_identity_next, q_kT_in_next, eye_mask_next);
@@ -5019,52 +3138,26 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             TCVT(operand_of_U_f16, operand_of_U, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // operand_of_U_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // operand_of_U_f16 -> store
-            {
-                auto to = view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, operand_of_U_f16);
-            }
+            TSTORE(view(operand_of_U_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), operand_of_U_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_U_f16_channel -> operand_of_U_f16_in
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // operand_of_U_f16 -> pairs_4_mask_of_16_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                for (int64_t i = 0; i < 32; i += 16) {
-                    UbBlock<half, 16, 64, 16> diagonal_stack_A_next_from;
-                    TASSIGN(diagonal_stack_A_next_from, 0x2b800 + (i * 65 + sub * 32) * 2);
-                    UbTile<float, 16, 16> diagonal_stack_A_next_to;
-                    TASSIGN(diagonal_stack_A_next_to, 0x2c800 + i * 64);
-                    TCVT(diagonal_stack_A_next_to, diagonal_stack_A_next_from, RoundMode::CAST_NONE);
-                }
-            }
+            if (rows_next > 0) diagonal_stack<16>(diagonal_stack_A_next, 0x2c800, A_f16_next, 0x2b800 + sub * 64);
             pipe_barrier(PIPE_V);
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             if (rows_next > 0) TCOLEXPAND(expand_last_G_next, last_G_next);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // exp_G_k_S_in -> pairs_1_mask_of_16_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_1_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_1_mask_of_16_next, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask_of_16_next -> diagonal_stack_A_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask_of_16_next -> diagonal_stack_A_2_next
             if (rows_next > 0) TMUL(diagonal_stack_A_2_next, diagonal_stack_A_next, pairs_1_mask_of_16_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(eye_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(eye_mask_of_16_next, view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // eye_mask_of_16_next -> Tinv_rows_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // eye_mask_of_16_next -> Tinv_rows_2_next
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TSUB(Tinv_rows_2_next, diagonal_stack_A_2_next, eye_mask_of_16_next);
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_2_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_2_mask_of_16_next, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_of_16_next -> diagonal_stack_A_4_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_of_16_next -> diagonal_stack_A_4_next
             if (rows_next > 0) TMUL(diagonal_stack_A_4_next, diagonal_stack_A_next, pairs_2_mask_of_16_next);
@@ -5074,41 +3167,21 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(Tinv_rows_2_f16_next, Tinv_rows_2_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // diagonal_stack_A_4_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, diagonal_stack_A_4_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(diagonal_stack_A_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_4_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_4_f16_channel -> diagonal_stack_A_4_f16_in_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_rows_2_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, Tinv_rows_2_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in_next
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID3);  // Tinv_rows_2_f16_next -> chunk_decay_S
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // eye_mask_next -> G_in_2_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TLOAD(G_in_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(G_in_2_next, view(G_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_in_2_next -> last_G_minus_G_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // G_in_2_next -> last_G_minus_G_next
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             if (rows_next > 0) TSUB(last_G_minus_G_next, expand_last_G_next, G_in_2_next);
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID7);  // operand_of_U_f16 -> pairs_4_mask_of_16_next
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_4_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_4_mask_of_16_next, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_4_mask_of_16_next -> diagonal_stack_A_8_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_4_mask_of_16_next -> diagonal_stack_A_8_next
             if (rows_next > 0) TMUL(diagonal_stack_A_8_next, diagonal_stack_A_next, pairs_4_mask_of_16_next);
@@ -5116,24 +3189,14 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(diagonal_stack_A_8_f16_next, diagonal_stack_A_8_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_A_8_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // diagonal_stack_A_8_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, diagonal_stack_A_8_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(diagonal_stack_A_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_A_8_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_A_8_f16_channel -> diagonal_stack_A_8_f16_in_next
             // exp_G = exp(G)
             if (rows_next > 0) TEXP(exp_G_next, G_in_2_next);
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
             if (rows_next > 0) TEXP(decay_to_end_next, last_G_minus_G_next);
             // Tinv = unit_lower_inverse(A)
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                    TLOAD(pairs_8_mask_of_16_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_8_mask_of_16_next, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_8_mask_of_16_next -> diagonal_stack_16_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_8_mask_of_16_next -> diagonal_stack_16_next
             if (rows_next > 0) TMUL(diagonal_stack_16_next, diagonal_stack_A_next, pairs_8_mask_of_16_next);
@@ -5141,12 +3204,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             if (rows_next > 0) TCVT(diagonal_stack_16_f16_next, diagonal_stack_16_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_16_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // diagonal_stack_16_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                    TSTORE(to, diagonal_stack_16_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(diagonal_stack_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), diagonal_stack_16_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // diagonal_stack_16_f16_channel -> diagonal_stack_16_f16_in_next
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
@@ -5165,12 +3223,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             pipe_barrier(PIPE_V);
             TROWEXPANDMUL(chunk_decay_S, S, chunk_decay_col);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // exp_G_k_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(exp_G_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, exp_G_k_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(exp_G_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_G_k_f16_next);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID4);  // exp_G_k_f16_next -> k_decay_to_end_f16_next
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // exp_G_k_f16_next -> pairs_1_mask_2_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_G_k_f16_channel -> exp_G_k_f16_in_next
@@ -5181,42 +3234,22 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // k_decay_to_end_next -> q_exp_G_to_product_6_in_next
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_decay_to_end_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // exp_G_q_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, exp_G_q_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(exp_G_q_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_G_q_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_G_q_f16_channel -> exp_G_q_f16_in_next
             wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // exp_G_k_f16_next -> pairs_1_mask_2_next
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
             // pairs((q * exp_G_to_8) @ k_exp_G_to_8.T) + pairs((q * exp_G_to_4) @ k_exp_G_to_4.T) + pairs((q *
             // exp_G_to_2) @ k_exp_G_to_2.T) + pairs((q * exp_G_to_1) @ k_exp_G_to_1.T) + (q @ k.T) * eye()) @ U + (q *
             // exp_G) @ S)
-            if (rows_next > 0) {
-                {
-                    auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(pairs_1_mask_2_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(pairs_1_mask_2_next, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // k_decay_to_end_next -> q_exp_G_to_product_6_in_next
             wait_flag_dev(1);  // q_exp_G_to_product_6_channel -> q_exp_G_to_product_6_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_exp_G_to_product_6_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_exp_G_to_product_6_in_next, view(q_exp_G_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_exp_G_to_product_6_in_next -> q_exp_G_to_2_2_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // q_exp_G_to_product_6_in_next -> q_exp_G_to_2_2_next
             if (rows_next > 0) TMUL(q_exp_G_to_2_2_next, q_exp_G_to_product_6_in_next, pairs_1_mask_2_next);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_decay_to_end_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, k_decay_to_end_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(k_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_decay_to_end_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_decay_to_end_f16_channel -> k_decay_to_end_f16_in_next
             set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_decay_to_end_f16_next -> k_raw_next
             pipe_barrier(PIPE_V);
@@ -5228,18 +3261,10 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_o_f16_next -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // operand_of_o_next -> o_sum_in
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // operand_of_o_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, operand_of_o_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), operand_of_o_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_o_f16_channel -> operand_of_o_f16_in_next
             wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in
-            {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
-            }
+            TLOAD(S_next_part_in, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // S_next_part_in -> S_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // S_next_part_in -> S_next
             // S = exp(last_G)[:, None] * S + (k * exp(last_G[None, :] - G)).T @ U
@@ -5247,10 +3272,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // chunk_decay_S -> g_raw_next
             wait_flag_dev(1);  // o_sum_channel -> o_sum_in
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // operand_of_o_next -> o_sum_in
-            {
-                auto from = view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_in, from);
-            }
+            TLOAD(o_sum_in, view(o_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // o_sum_in -> o
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // o_sum_in -> o
             // o = scale * ((pairs((q * exp_G_to_32) @ k_exp_G_to_32.T) + pairs((q * exp_G_to_16) @ k_exp_G_to_16.T) +
@@ -5263,18 +3285,12 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16 -> store
             if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x1d800);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
+                auto valid = tile_at<UbPart<half, 32, 128>>(0x1d800, part, 128);
+                TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
             }
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // o_f16 -> v_f32
-            UbPart<half, 32, 128> v_raw_next(part_next, 128);
-            TASSIGN(v_raw_next, 0x15200 + (c + 1) % 2 * 8192);
-            if (part_next > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v_raw_next, from);
-            }
+            auto v_raw_next = tile_at<UbPart<half, 32, 128>>(0x15200 + (c + 1) % 2 * 8192, part_next, 128);
+            if (part_next > 0) TLOAD(v_raw_next, view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_next -> v_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // v_raw_next -> v_next
             if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x15200 + (c + 1) % 2 * 8192);
@@ -5284,10 +3300,7 @@ PTO_ENTRY void kimi_delta_attention_o_S_fp16(
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID5);  // k_decay_to_end_f16_next -> k_raw_next
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // operand_of_o_f16_next -> g_raw_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // S_0 -> store
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), S);
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // S_T -> k_f32_first
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // S_T -> q_raw_first
     }

@@ -88,10 +88,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -146,8 +157,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -173,8 +183,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -185,10 +194,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -251,90 +310,55 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
     __gm__ half *v_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[5]);
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[6]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 64, 128> q_first;
-    TASSIGN(q_first, 0x0);
-    TileLeft<half, 64, 128> q_kT_left_first;
-    TASSIGN(q_kT_left_first, 0x0);
-    L1Tile<half, 64, 128> k_first;
-    TASSIGN(k_first, 0x8000);
-    TileRight<half, 128, 64> q_kT_right_first;
-    TASSIGN(q_kT_right_first, 0x0);
-    TileAcc<float, 64, 64> q_kT_first;
-    TASSIGN(q_kT_first, 0x0);
-    TileLeft<half, 128, 64> S_next_part_left_first;
-    TASSIGN(S_next_part_left_first, 0x8000);
-    L1Tile<half, 64, 128> v_decay_to_end_f16_in_first;
-    TASSIGN(v_decay_to_end_f16_in_first, 0xc000);
-    TileRight<half, 64, 128> S_next_part_right_first;
-    TASSIGN(S_next_part_right_first, 0x8000);
-    TileAcc<float, 128, 128> S_next_part_first;
-    TASSIGN(S_next_part_first, 0x4000);
-    L1Tile<half, 64, 64> q_kT_D_f16_in_first;
-    TASSIGN(q_kT_D_f16_in_first, 0x10000);
-    TileLeft<half, 64, 64> o_sum_part_left_first;
-    TASSIGN(o_sum_part_left_first, 0x0);
-    L1Tile<half, 64, 128> v_cube_first;
-    TASSIGN(v_cube_first, 0x12000);
-    TileRight<half, 64, 128> o_sum_part_right_first;
-    TASSIGN(o_sum_part_right_first, 0x0);
-    TileAcc<float, 64, 128> o_sum_part_first;
-    TASSIGN(o_sum_part_first, 0x14000);
+    auto q_first = tile_at<L1Tile<half, 64, 128>>(0x0);
+    auto q_kT_left_first = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto k_first = tile_at<L1Tile<half, 64, 128>>(0x8000);
+    auto q_kT_right_first = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_kT_first = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto S_next_part_left_first = tile_at<TileLeft<half, 128, 64>>(0x8000);
+    auto v_decay_to_end_f16_in_first = tile_at<L1Tile<half, 64, 128>>(0xc000);
+    auto S_next_part_right_first = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto S_next_part_first = tile_at<TileAcc<float, 128, 128>>(0x4000);
+    auto q_kT_D_f16_in_first = tile_at<L1Tile<half, 64, 64>>(0x10000);
+    auto o_sum_part_left_first = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto v_cube_first = tile_at<L1Tile<half, 64, 128>>(0x12000);
+    auto o_sum_part_right_first = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto o_sum_part_first = tile_at<TileAcc<float, 64, 128>>(0x14000);
     L1Tile<half, 64, 128> q;
     L1Tile<half, 64, 128> q_next;
-    TileLeft<half, 64, 128> q_kT_left_next;
-    TASSIGN(q_kT_left_next, 0x8000);
-    L1Tile<half, 64, 128> k_next;
-    TASSIGN(k_next, 0x16000);
-    TileRight<half, 128, 64> q_kT_right_next;
-    TASSIGN(q_kT_right_next, 0x8000);
-    TileAcc<float, 64, 64> q_kT_next;
-    TASSIGN(q_kT_next, 0x1c000);
-    TileLeft<half, 64, 128> q_S_left;
-    TASSIGN(q_S_left, 0x0);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x1a000);
-    TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x0);
-    TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x0);
-    TileLeft<half, 128, 64> S_next_part_left_next;
-    TASSIGN(S_next_part_left_next, 0x8000);
-    L1Tile<half, 64, 128> v_decay_to_end_f16_in_next;
-    TASSIGN(v_decay_to_end_f16_in_next, 0x22000);
-    TileRight<half, 64, 128> S_next_part_right_next;
-    TASSIGN(S_next_part_right_next, 0x8000);
-    TileAcc<float, 128, 128> S_next_part_next;
-    TASSIGN(S_next_part_next, 0x8000);
-    L1Tile<half, 64, 64> q_kT_D_f16_in_next;
-    TASSIGN(q_kT_D_f16_in_next, 0x26000);
-    TileLeft<half, 64, 64> o_sum_part_left_next;
-    TASSIGN(o_sum_part_left_next, 0x0);
-    L1Tile<half, 64, 128> v_cube_next;
-    TASSIGN(v_cube_next, 0x28000);
-    TileRight<half, 64, 128> o_sum_part_right_next;
-    TASSIGN(o_sum_part_right_next, 0x0);
-    TileAcc<float, 64, 128> o_sum_part_next;
-    TASSIGN(o_sum_part_next, 0x18000);
+    auto q_kT_left_next = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto k_next = tile_at<L1Tile<half, 64, 128>>(0x16000);
+    auto q_kT_right_next = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto q_kT_next = tile_at<TileAcc<float, 64, 64>>(0x1c000);
+    auto q_S_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto S_f16_in = tile_at<L1Tile<half, 128, 128>>(0x1a000);
+    auto q_S_right = tile_at<TileRight<half, 128, 128>>(0x0);
+    auto q_S = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto S_next_part_left_next = tile_at<TileLeft<half, 128, 64>>(0x8000);
+    auto v_decay_to_end_f16_in_next = tile_at<L1Tile<half, 64, 128>>(0x22000);
+    auto S_next_part_right_next = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto S_next_part_next = tile_at<TileAcc<float, 128, 128>>(0x8000);
+    auto q_kT_D_f16_in_next = tile_at<L1Tile<half, 64, 64>>(0x26000);
+    auto o_sum_part_left_next = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto v_cube_next = tile_at<L1Tile<half, 64, 128>>(0x28000);
+    auto o_sum_part_right_next = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto o_sum_part_next = tile_at<TileAcc<float, 64, 128>>(0x18000);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         const int64_t t_next = first - b * T;
         const int64_t rows_next = part_of(length, 0, 64);
-        L1Part<half, 64, 128> q_raw_first(rows_next, 128);
-        TASSIGN(q_raw_first, 0x0);
-        auto q_raw_first_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(q_raw_first, q_raw_first_from);
+        auto q_raw_first = tile_at<L1Part<half, 64, 128>>(0x0, rows_next, 128);
+        if (rows_next > 0) TLOAD(q_raw_first, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(q_raw_first, q_raw_first);
         }
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_kT_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q_first -> q_kT_left_first
         if (rows_next > 0) TEXTRACT(q_kT_left_first, q_first, 0, 0);
-        L1Part<half, 64, 128> k_raw_first(rows_next, 128);
-        TASSIGN(k_raw_first, 0x8000);
-        auto k_raw_first_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-        if (rows_next > 0) TLOAD(k_raw_first, k_raw_first_from);
+        auto k_raw_first = tile_at<L1Part<half, 64, 128>>(0x8000, rows_next, 128);
+        if (rows_next > 0) TLOAD(k_raw_first, view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(k_raw_first, k_raw_first);
         }
@@ -351,12 +375,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(q_kT_first, q_kT_left_first, q_kT_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_kT_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_kT_channel -> q_kT_in_first
         if (rows_next > 0) {
             L1View<half, 128, 64> S_next_part_left_first_from;
@@ -364,12 +383,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             TEXTRACT(S_next_part_left_first, S_next_part_left_first_from, 0, 0);
         }
         wait_flag_dev(0);  // v_decay_to_end_f16_channel -> v_decay_to_end_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(v_decay_to_end_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(v_decay_to_end_f16_in_first, view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // v_decay_to_end_f16_in_first -> S_next_part_right_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // v_decay_to_end_f16_in_first -> S_next_part_right_first
         if (rows_next > 0) TEXTRACT(S_next_part_right_first, v_decay_to_end_f16_in_first, 0, 0);
@@ -379,27 +393,15 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(S_next_part_first, S_next_part_left_first, S_next_part_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // S_next_part_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in_first
         wait_flag_dev(0);  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_kT_D_f16_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_kT_D_f16_in_first, view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> o_sum_part_left_first
         wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_first -> o_sum_part_left_first
         if (rows_next > 0) TEXTRACT(o_sum_part_left_first, q_kT_D_f16_in_first, 0, 0);
-        L1Part<half, 64, 128> v_cube_raw_first(rows_next, 128);
-        TASSIGN(v_cube_raw_first, 0x12000);
-        auto v_cube_raw_first_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
-        if (rows_next > 0) TLOAD(v_cube_raw_first, v_cube_raw_first_from);
+        auto v_cube_raw_first = tile_at<L1Part<half, 64, 128>>(0x12000, rows_next, 128);
+        if (rows_next > 0) TLOAD(v_cube_raw_first, view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128)));
         if (rows_next > 0) {
             if (rows_next < 64) TFILLPAD(v_cube_raw_first, v_cube_raw_first);
         }
@@ -412,12 +414,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         if (rows_next > 0) TMATMUL(o_sum_part_first, o_sum_part_left_first, o_sum_part_right_first);
         set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part_first -> store
         wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // o_sum_part_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_sum_part_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum_part_first);
         ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_part_channel -> o_sum_part_in_first
         set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
         set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left_next -> q_kT_left_next
@@ -430,10 +427,8 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             TASSIGN(q, 0x0 + c % 2 * 16384);
             TASSIGN(q_next, 0x0 + (c + 1) % 2 * 16384);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
-            L1Part<half, 64, 128> q_raw_next(rows_next, 128);
-            TASSIGN(q_raw_next, 0x0 + (c + 1) % 2 * 16384);
-            auto q_raw_next_from = view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(q_raw_next, q_raw_next_from);
+            auto q_raw_next = tile_at<L1Part<half, 64, 128>>(0x0 + (c + 1) % 2 * 16384, rows_next, 128);
+            if (rows_next > 0) TLOAD(q_raw_next, view(q_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(q_raw_next, q_raw_next);
             }
@@ -442,10 +437,8 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left_next -> q_kT_left_next
             if (rows_next > 0) TEXTRACT(q_kT_left_next, q_next, 0, 0);
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
-            L1Part<half, 64, 128> k_raw_next(rows_next, 128);
-            TASSIGN(k_raw_next, 0x16000);
-            auto k_raw_next_from = view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128));
-            if (rows_next > 0) TLOAD(k_raw_next, k_raw_next_from);
+            auto k_raw_next = tile_at<L1Part<half, 64, 128>>(0x16000, rows_next, 128);
+            if (rows_next > 0) TLOAD(k_raw_next, view(k_gm + token_at(H, h, 128, b, T, t_next), rows_next, 128, token_stride(H, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(k_raw_next, k_raw_next);
             }
@@ -463,21 +456,13 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_kT_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // q_kT_left_next -> S_next_part_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // q_kT_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TSTORE(to, q_kT_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_kT_channel -> q_kT_in_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
             TEXTRACT(q_S_left, q, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw_next
             wait_flag_dev(0);  // S_f16_channel -> S_f16_in
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
+            TLOAD(S_f16_in, view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> q_S_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // S_f16_in -> q_S_right
             TEXTRACT(q_S_right, S_f16_in, 0, 0);
@@ -494,12 +479,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             }
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k_next -> k_raw_next
             wait_flag_dev(0);  // v_decay_to_end_f16_channel -> v_decay_to_end_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TLOAD(v_decay_to_end_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(v_decay_to_end_f16_in_next, view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // v_decay_to_end_f16_in_next -> S_next_part_right_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // v_decay_to_end_f16_in_next -> S_next_part_right_next
             if (rows_next > 0) TEXTRACT(S_next_part_right_next, v_decay_to_end_f16_in_next, 0, 0);
@@ -510,26 +490,16 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left_next -> q_kT_left_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // q_S -> store
-            {
-                auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, q_S);
-            }
+            TSTORE(view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), q_S);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_channel -> q_S_in
             wait_flag_dev(0);  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                    TLOAD(q_kT_D_f16_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_kT_D_f16_in_next, view(q_kT_D_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> o_sum_part_left_next
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // q_kT_D_f16_in_next -> o_sum_part_left_next
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // q_S_left -> o_sum_part_left_next
             if (rows_next > 0) TEXTRACT(o_sum_part_left_next, q_kT_D_f16_in_next, 0, 0);
-            L1Part<half, 64, 128> v_cube_raw_next(rows_next, 128);
-            TASSIGN(v_cube_raw_next, 0x28000);
-            auto v_cube_raw_next_from = view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128));
-            if (rows_next > 0) TLOAD(v_cube_raw_next, v_cube_raw_next_from);
+            auto v_cube_raw_next = tile_at<L1Part<half, 64, 128>>(0x28000, rows_next, 128);
+            if (rows_next > 0) TLOAD(v_cube_raw_next, view(v_gm + token_at(HV, hv, 128, b, T, t_next), rows_next, 128, token_stride(HV, 128)));
             if (rows_next > 0) {
                 if (rows_next < 64) TFILLPAD(v_cube_raw_next, v_cube_raw_next);
             }
@@ -543,20 +513,10 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part_next -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // o_sum_part_left_next -> q_S_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // S_next_part_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                    TSTORE(to, S_next_part_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in_next
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // o_sum_part_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                    TSTORE(to, o_sum_part_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(o_sum_part_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum_part_next);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_part_channel -> o_sum_part_in_next
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_sum_part_next -> q_kT_next
         }
@@ -587,165 +547,89 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 16384);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 1, 64> expand_g_first;
-    TASSIGN(expand_g_first, 0x100);
-    UbTile<float, 1, 64> gs_raw_first;
-    TASSIGN(gs_raw_first, 0x0);
-    UbTile<float, 1, 64> gs_first;
-    TASSIGN(gs_first, 0x0);
-    UbTile<float, 1, 64> exp_gs_first;
-    TASSIGN(exp_gs_first, 0x100);
-    UbTile<float, 1, 64> exp_gs_times_0_first;
-    TASSIGN(exp_gs_times_0_first, 0x100);
-    UbTile<float, 1, 64> gs_max_minus_105_first;
-    TASSIGN(gs_max_minus_105_first, 0x0);
-    UbTile<float, 1, 64> exp_gs_times_0_sum_first;
-    TASSIGN(exp_gs_times_0_sum_first, 0x0);
-    UbTile<float, 1, 64> exp_gs_segment_first;
-    TASSIGN(exp_gs_segment_first, 0x0);
-    UbTile<float, 64, 64> exp_gs_expand_first;
-    TASSIGN(exp_gs_expand_first, 0x4000);
-    UbTile<half, 32, 128> v_first;
-    TASSIGN(v_first, 0x8000);
-    UbTile<float, 32, 128> v_f32_first;
-    TASSIGN(v_f32_first, 0x0);
-    UbTile<float, 64, 64> lower_64_mask_first;
-    TASSIGN(lower_64_mask_first, 0x8000);
-    UbTile<float, 64, 64> exp_gs_scaled_first;
-    TASSIGN(exp_gs_scaled_first, 0x4000);
-    UbTile<float, 1, 64> exp_gs_row_sum_first;
-    TASSIGN(exp_gs_row_sum_first, 0x8000);
-    UbTile<float, 1, 64> G_first;
-    TASSIGN(G_first, 0x28000);
-    UbCol<float, 32> G_col_first;
-    TASSIGN(G_col_first, 0x28000 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1_first;
-    TASSIGN(G_times_minus_1_first, 0x6000);
-    UbTile<float, 1, 64> last_G_minus_G_first;
-    TASSIGN(last_G_minus_G_first, 0x4000);
-    UbTile<float, 1, 64> decay_to_end_first;
-    TASSIGN(decay_to_end_first, 0x4000);
-    UbCol<float, 32> decay_to_end_col_first;
-    TASSIGN(decay_to_end_col_first, 0x4000 + sub * 128);
-    UbTile<float, 32, 128> v_decay_to_end_first;
-    TASSIGN(v_decay_to_end_first, 0x0);
-    UbTile<half, 32, 128> v_decay_to_end_f16_first;
-    TASSIGN(v_decay_to_end_f16_first, 0x4000);
-    UbTile<float, 32, 64> G_times_expand_first;
-    TASSIGN(G_times_expand_first, 0x0);
-    UbTile<float, 32, 64> G_minus_G_first;
-    TASSIGN(G_minus_G_first, 0x0);
-    UbTile<float, 32, 64> lower_fill_first;
-    TASSIGN(lower_fill_first, 0x2000);
-    UbTile<float, 32, 64> lower_G_minus_G_first;
-    TASSIGN(lower_G_minus_G_first, 0x0);
-    UbTile<float, 32, 64> D_first;
-    TASSIGN(D_first, 0x0);
-    UbTile<float, 1, 64> exp_G_first;
-    TASSIGN(exp_G_first, 0x28000);
-    UbTile<float, 32, 64> q_kT_in_first;
-    TASSIGN(q_kT_in_first, 0x2000);
-    UbTile<float, 32, 64> q_kT_D_first;
-    TASSIGN(q_kT_D_first, 0x2000);
-    UbTile<half, 32, 64> q_kT_D_f16_first;
-    TASSIGN(q_kT_D_f16_first, 0x0);
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x10000);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x10000);
-    UbTile<float, 64, 128> S_next_part_in_first;
-    TASSIGN(S_next_part_in_first, 0x0);
-    UbTile<float, 32, 128> o_sum_part_in_first;
-    TASSIGN(o_sum_part_in_first, 0x18000);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x10000);
+    auto expand_g_first = tile_at<UbTile<float, 1, 64>>(0x100);
+    auto gs_raw_first = tile_at<UbTile<float, 1, 64>>(0x0);
+    auto gs_first = tile_at<UbTile<float, 1, 64>>(0x0);
+    auto exp_gs_first = tile_at<UbTile<float, 1, 64>>(0x100);
+    auto exp_gs_times_0_first = tile_at<UbTile<float, 1, 64>>(0x100);
+    auto gs_max_minus_105_first = tile_at<UbTile<float, 1, 64>>(0x0);
+    auto exp_gs_times_0_sum_first = tile_at<UbTile<float, 1, 64>>(0x0);
+    auto exp_gs_segment_first = tile_at<UbTile<float, 1, 64>>(0x0);
+    auto exp_gs_expand_first = tile_at<UbTile<float, 64, 64>>(0x4000);
+    auto v_first = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto v_f32_first = tile_at<UbTile<float, 32, 128>>(0x0);
+    auto lower_64_mask_first = tile_at<UbTile<float, 64, 64>>(0x8000);
+    auto exp_gs_scaled_first = tile_at<UbTile<float, 64, 64>>(0x4000);
+    auto exp_gs_row_sum_first = tile_at<UbTile<float, 1, 64>>(0x8000);
+    auto G_first = tile_at<UbTile<float, 1, 64>>(0x28000);
+    auto G_col_first = tile_at<UbCol<float, 32>>(0x28000 + sub * 128);
+    auto G_times_minus_1_first = tile_at<UbTile<float, 1, 64>>(0x6000);
+    auto last_G_minus_G_first = tile_at<UbTile<float, 1, 64>>(0x4000);
+    auto decay_to_end_first = tile_at<UbTile<float, 1, 64>>(0x4000);
+    auto decay_to_end_col_first = tile_at<UbCol<float, 32>>(0x4000 + sub * 128);
+    auto v_decay_to_end_first = tile_at<UbTile<float, 32, 128>>(0x0);
+    auto v_decay_to_end_f16_first = tile_at<UbTile<half, 32, 128>>(0x4000);
+    auto G_times_expand_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto G_minus_G_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto lower_fill_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto lower_G_minus_G_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto D_first = tile_at<UbTile<float, 32, 64>>(0x0);
+    auto exp_G_first = tile_at<UbTile<float, 1, 64>>(0x28000);
+    auto q_kT_in_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto q_kT_D_first = tile_at<UbTile<float, 32, 64>>(0x2000);
+    auto q_kT_D_f16_first = tile_at<UbTile<half, 32, 64>>(0x0);
+    auto S_0_raw = tile_at<UbTile<float, 64, 128>>(0x10000);
+    auto S_0 = tile_at<UbTile<float, 64, 128>>(0x10000);
+    auto S_next_part_in_first = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto o_sum_part_in_first = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto S = tile_at<UbTile<float, 64, 128>>(0x10000);
     UbTile<float, 1, 64> exp_G;
     UbTile<float, 32, 128> o_sum_part_in;
     UbTile<float, 64, 128> S_next_part_in;
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x20000);
+    auto S_f16 = tile_at<UbTile<half, 64, 128>>(0x20000);
     UbCol<float, 32> exp_G_col;
-    UbTile<float, 1, 64> expand_g_next;
-    TASSIGN(expand_g_next, 0x24000);
-    UbTile<float, 1, 64> gs_raw_next;
-    TASSIGN(gs_raw_next, 0x20000);
-    UbTile<float, 1, 64> gs_next;
-    TASSIGN(gs_next, 0x20000);
-    UbTile<float, 1, 64> exp_gs_next;
-    TASSIGN(exp_gs_next, 0x20100);
-    UbTile<float, 1, 64> exp_gs_times_0_next;
-    TASSIGN(exp_gs_times_0_next, 0x20100);
-    UbTile<float, 1, 64> gs_max_minus_105_next;
-    TASSIGN(gs_max_minus_105_next, 0x20000);
-    UbTile<float, 1, 64> exp_gs_times_0_sum_next;
-    TASSIGN(exp_gs_times_0_sum_next, 0x20000);
-    UbTile<float, 1, 64> exp_gs_segment_next;
-    TASSIGN(exp_gs_segment_next, 0x20000);
-    UbTile<float, 64, 64> exp_gs_expand_next;
-    TASSIGN(exp_gs_expand_next, 0x24000);
-    UbTile<half, 32, 128> v_next;
-    TASSIGN(v_next, 0x28200);
-    UbTile<float, 32, 128> v_f32_next;
-    TASSIGN(v_f32_next, 0x20000);
-    UbTile<float, 64, 64> lower_64_mask_next;
-    TASSIGN(lower_64_mask_next, 0x28200);
-    UbTile<float, 64, 64> exp_gs_scaled_next;
-    TASSIGN(exp_gs_scaled_next, 0x24000);
-    UbTile<float, 1, 64> exp_gs_row_sum_next;
-    TASSIGN(exp_gs_row_sum_next, 0x28300);
-    UbTile<float, 1, 64> G_next;
-    TASSIGN(G_next, 0x28200);
-    UbCol<float, 32> G_col_next;
-    TASSIGN(G_col_next, 0x28200 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1_next;
-    TASSIGN(G_times_minus_1_next, 0x26000);
-    UbTile<float, 1, 64> last_G_minus_G_next;
-    TASSIGN(last_G_minus_G_next, 0x24000);
-    UbTile<float, 1, 64> decay_to_end_next;
-    TASSIGN(decay_to_end_next, 0x24000);
-    UbCol<float, 32> decay_to_end_col_next;
-    TASSIGN(decay_to_end_col_next, 0x24000 + sub * 128);
-    UbTile<float, 32, 128> v_decay_to_end_next;
-    TASSIGN(v_decay_to_end_next, 0x20000);
-    UbTile<half, 32, 128> v_decay_to_end_f16_next;
-    TASSIGN(v_decay_to_end_f16_next, 0x24000);
-    UbTile<float, 32, 64> G_times_expand_next;
-    TASSIGN(G_times_expand_next, 0x20000);
-    UbTile<float, 32, 64> G_minus_G_next;
-    TASSIGN(G_minus_G_next, 0x20000);
-    UbTile<float, 32, 64> lower_fill_next;
-    TASSIGN(lower_fill_next, 0x22000);
-    UbTile<float, 32, 64> lower_G_minus_G_next;
-    TASSIGN(lower_G_minus_G_next, 0x20000);
-    UbTile<float, 32, 64> D_next;
-    TASSIGN(D_next, 0x20000);
-    UbTile<float, 32, 64> q_kT_in_next;
-    TASSIGN(q_kT_in_next, 0x22000);
-    UbTile<float, 32, 64> q_kT_D_next;
-    TASSIGN(q_kT_D_next, 0x22000);
-    UbTile<half, 32, 64> q_kT_D_f16_next;
-    TASSIGN(q_kT_D_f16_next, 0x20000);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x20000);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x10000);
+    auto expand_g_next = tile_at<UbTile<float, 1, 64>>(0x24000);
+    auto gs_raw_next = tile_at<UbTile<float, 1, 64>>(0x20000);
+    auto gs_next = tile_at<UbTile<float, 1, 64>>(0x20000);
+    auto exp_gs_next = tile_at<UbTile<float, 1, 64>>(0x20100);
+    auto exp_gs_times_0_next = tile_at<UbTile<float, 1, 64>>(0x20100);
+    auto gs_max_minus_105_next = tile_at<UbTile<float, 1, 64>>(0x20000);
+    auto exp_gs_times_0_sum_next = tile_at<UbTile<float, 1, 64>>(0x20000);
+    auto exp_gs_segment_next = tile_at<UbTile<float, 1, 64>>(0x20000);
+    auto exp_gs_expand_next = tile_at<UbTile<float, 64, 64>>(0x24000);
+    auto v_next = tile_at<UbTile<half, 32, 128>>(0x28200);
+    auto v_f32_next = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto lower_64_mask_next = tile_at<UbTile<float, 64, 64>>(0x28200);
+    auto exp_gs_scaled_next = tile_at<UbTile<float, 64, 64>>(0x24000);
+    auto exp_gs_row_sum_next = tile_at<UbTile<float, 1, 64>>(0x28300);
+    auto G_next = tile_at<UbTile<float, 1, 64>>(0x28200);
+    auto G_col_next = tile_at<UbCol<float, 32>>(0x28200 + sub * 128);
+    auto G_times_minus_1_next = tile_at<UbTile<float, 1, 64>>(0x26000);
+    auto last_G_minus_G_next = tile_at<UbTile<float, 1, 64>>(0x24000);
+    auto decay_to_end_next = tile_at<UbTile<float, 1, 64>>(0x24000);
+    auto decay_to_end_col_next = tile_at<UbCol<float, 32>>(0x24000 + sub * 128);
+    auto v_decay_to_end_next = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto v_decay_to_end_f16_next = tile_at<UbTile<half, 32, 128>>(0x24000);
+    auto G_times_expand_next = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto G_minus_G_next = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto lower_fill_next = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto lower_G_minus_G_next = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto D_next = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto q_kT_in_next = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto q_kT_D_next = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto q_kT_D_f16_next = tile_at<UbTile<half, 32, 64>>(0x20000);
+    auto chunk_decay_S = tile_at<UbTile<float, 64, 128>>(0x20000);
+    auto S_next = tile_at<UbTile<float, 64, 128>>(0x10000);
     UbTile<float, 1, 64> exp_G_next;
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x20000);
-    UbTile<float, 32, 128> exp_G_q_S;
-    TASSIGN(exp_G_q_S, 0x20000);
-    UbTile<float, 32, 128> o_sum;
-    TASSIGN(o_sum, 0x20000);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x20000);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x24000);
+    auto q_S_in = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto exp_G_q_S = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto o_sum = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto o = tile_at<UbTile<float, 32, 128>>(0x20000);
+    auto o_f16 = tile_at<UbTile<half, 32, 128>>(0x24000);
     UbTile<float, 64, 128> S_next_part_in_next;
     UbTile<float, 32, 128> o_sum_part_in_next;
-    UbTile<float, 64, 64> exp_gs_row_sum_first_scratch;
-    TASSIGN(exp_gs_row_sum_first_scratch, 0x8100);
-    UbTile<float, 64, 64> exp_gs_row_sum_next_scratch;
-    TASSIGN(exp_gs_row_sum_next_scratch, 0x28400);
+    auto exp_gs_row_sum_first_scratch = tile_at<UbTile<float, 64, 64>>(0x8100);
+    auto exp_gs_row_sum_next_scratch = tile_at<UbTile<float, 64, 64>>(0x28400);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in_next -> expand_g_first
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
@@ -763,8 +647,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
-                UbPart<float, 1, 64> valid(1, rows_next);
-                TASSIGN(valid, 0x0);
+                auto valid = tile_at<UbPart<float, 1, 64>>(0x0, 1, rows_next);
                 fill_row(gs_first, valid, rows_next);
             }
         }
@@ -778,12 +661,8 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         if (rows_next > 0) TADD(exp_gs_times_0_sum_first, gs_max_minus_105_first, exp_gs_times_0_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TCOLEXPAND(exp_gs_expand_first, exp_gs_segment_first);
-        UbPart<half, 32, 128> v_raw_first(part_next, 128);
-        TASSIGN(v_raw_first, 0x8000);
-        if (part_next > 0) {
-            auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-            TLOAD(v_raw_first, from);
-        }
+        auto v_raw_first = tile_at<UbPart<half, 32, 128>>(0x8000, part_next, 128);
+        if (part_next > 0) TLOAD(v_raw_first, view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw_first -> v_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw_first -> v_first
         if (rows_next > 0) fill_rows(v_first, v_raw_first, part_next, 0x8000);
@@ -791,28 +670,21 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         if (rows_next > 0) TCVT(v_f32_first, v_first, RoundMode::CAST_NONE);
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> lower_64_mask_first
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // v_first -> lower_64_mask_first
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_64_mask_gm, 64, 64, 64);
-                TLOAD(lower_64_mask_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(lower_64_mask_first, view(lower_64_mask_gm, 64, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> exp_gs_scaled_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // lower_64_mask_first -> exp_gs_scaled_first
         if (rows_next > 0) TMUL(exp_gs_scaled_first, exp_gs_expand_first, lower_64_mask_first);
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
-                UbCol<float, 64> sums;
-                TASSIGN(sums, 0x8000);
+                auto sums = tile_at<UbCol<float, 64>>(0x8000);
                 TROWSUM(sums, exp_gs_scaled_first, exp_gs_row_sum_first_scratch);
             }
         }
         pipe_barrier(PIPE_V);
         if (rows_next > 0) {
             {
-                UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x28000);
+                auto to = tile_at<UbTile<float, 1, 64>>(0x28000);
                 TMOV(to, exp_gs_row_sum_first);
             }
         }
@@ -834,12 +706,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // v_decay_to_end_f16_first -> store
         set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v_decay_to_end_first -> lower_fill_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // v_decay_to_end_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, v_decay_to_end_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), v_decay_to_end_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // v_decay_to_end_f16_channel -> v_decay_to_end_f16_in_first
         pipe_barrier(PIPE_V);
         // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
@@ -847,12 +714,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         pipe_barrier(PIPE_V);
         if (rows_next > 0) TROWEXPANDADD(G_minus_G_first, G_times_expand_first, G_col_first);
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // v_decay_to_end_first -> lower_fill_first
-        if (rows_next > 0) {
-            {
-                auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(lower_fill_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(lower_fill_first, view(lower_fill_gm + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill_first -> lower_G_minus_G_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // lower_fill_first -> lower_G_minus_G_first
         pipe_barrier(PIPE_V);
@@ -865,12 +727,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         wait_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G_first -> chunk_decay_first
         // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
         wait_flag_dev(1);  // q_kT_channel -> q_kT_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_kT_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(q_kT_in_first, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> q_kT_D_first
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_kT_in_first -> q_kT_D_first
         // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
@@ -879,38 +736,20 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
         if (rows_next > 0) TCVT(q_kT_D_f16_first, q_kT_D_first, RoundMode::CAST_RINT);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_first -> store
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // q_kT_D_f16_first -> store
-        if (rows_next > 0) {
-            {
-                auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, q_kT_D_f16_first);
-            }
-        }
+        if (rows_next > 0) TSTORE(view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_kT_D_f16_first);
         ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_kT_D_f16_channel -> q_kT_D_f16_in_first
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_kT_D_f16_first -> S_next_part_in_first
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
         set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_0 -> store
         wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in_first
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID1);  // q_kT_D_f16_first -> S_next_part_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(S_next_part_in_first, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
         wait_flag_dev(1);  // o_sum_part_channel -> o_sum_part_in_first
-        if (rows_next > 0) {
-            {
-                auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_part_in_first, from);
-            }
-        }
+        if (rows_next > 0) TLOAD(o_sum_part_in_first, view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> expand_g_next
         for (int64_t c = 0; c * 64 < length; ++c) {
             const int64_t t = first - b * T + c * 64;
@@ -935,10 +774,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             // gs = valid(expand(g))
             if (rows_next > 0) TEXPANDS(expand_g_next, g_gm[hv]);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
+            TSTORE(view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), S_f16);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> gs_raw_next
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // S_f16 -> gs_raw_next
@@ -947,8 +783,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
-                    UbPart<float, 1, 64> valid(1, rows_next);
-                    TASSIGN(valid, 0x20000);
+                    auto valid = tile_at<UbPart<float, 1, 64>>(0x20000, 1, rows_next);
                     fill_row(gs_next, valid, rows_next);
                 }
             }
@@ -962,12 +797,8 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             if (rows_next > 0) TADD(exp_gs_times_0_sum_next, gs_max_minus_105_next, exp_gs_times_0_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TCOLEXPAND(exp_gs_expand_next, exp_gs_segment_next);
-            UbPart<half, 32, 128> v_raw_next(part_next, 128);
-            TASSIGN(v_raw_next, 0x28200);
-            if (part_next > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128));
-                TLOAD(v_raw_next, from);
-            }
+            auto v_raw_next = tile_at<UbPart<half, 32, 128>>(0x28200, part_next, 128);
+            if (part_next > 0) TLOAD(v_raw_next, view(v_gm + token_at(HV, hv, 128, b, T, t_next + sub * 32), part_next, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // v_raw_next -> v_next
             if (rows_next > 0) fill_rows(v_next, v_raw_next, part_next, 0x28200);
@@ -975,28 +806,21 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             if (rows_next > 0) TCVT(v_f32_next, v_next, RoundMode::CAST_NONE);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // v_next -> lower_64_mask_next
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID2);  // v_next -> lower_64_mask_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_64_mask_gm, 64, 64, 64);
-                    TLOAD(lower_64_mask_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(lower_64_mask_next, view(lower_64_mask_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // lower_64_mask_next -> exp_gs_scaled_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // lower_64_mask_next -> exp_gs_scaled_next
             if (rows_next > 0) TMUL(exp_gs_scaled_next, exp_gs_expand_next, lower_64_mask_next);
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
-                    UbCol<float, 64> sums;
-                    TASSIGN(sums, 0x28300);
+                    auto sums = tile_at<UbCol<float, 64>>(0x28300);
                     TROWSUM(sums, exp_gs_scaled_next, exp_gs_row_sum_next_scratch);
                 }
             }
             pipe_barrier(PIPE_V);
             if (rows_next > 0) {
                 {
-                    UbTile<float, 1, 64> to;
-                    TASSIGN(to, 0x28200);
+                    auto to = tile_at<UbTile<float, 1, 64>>(0x28200);
                     TMOV(to, exp_gs_row_sum_next);
                 }
             }
@@ -1018,12 +842,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // v_decay_to_end_f16_next -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // v_decay_to_end_next -> lower_fill_next
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // v_decay_to_end_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TSTORE(to, v_decay_to_end_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(v_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), v_decay_to_end_f16_next);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // v_decay_to_end_f16_channel -> v_decay_to_end_f16_in_next
             pipe_barrier(PIPE_V);
             // D = exp(lower(G[:, None] - G[None, :], fill=-inf))
@@ -1031,12 +850,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             pipe_barrier(PIPE_V);
             if (rows_next > 0) TROWEXPANDADD(G_minus_G_next, G_times_expand_next, G_col_next);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID3);  // v_decay_to_end_next -> lower_fill_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(lower_fill_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(lower_fill_next, view(lower_fill_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_fill_next -> lower_G_minus_G_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // lower_fill_next -> lower_G_minus_G_next
             pipe_barrier(PIPE_V);
@@ -1046,12 +860,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             if (rows_next > 0) TEXP(D_next, lower_G_minus_G_next);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID4);  // lower_fill_next -> q_kT_in_next
             wait_flag_dev(1);  // q_kT_channel -> q_kT_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TLOAD(q_kT_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(q_kT_in_next, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_kT_in_next -> q_kT_D_next
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // q_kT_in_next -> q_kT_D_next
             pipe_barrier(PIPE_V);
@@ -1061,12 +870,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             if (rows_next > 0) TCVT(q_kT_D_f16_next, q_kT_D_next, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_kT_D_f16_next -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // q_kT_D_f16_next -> store
-            if (rows_next > 0) {
-                {
-                    auto to = view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                    TSTORE(to, q_kT_D_f16_next);
-                }
-            }
+            if (rows_next > 0) TSTORE(view(q_kT_D_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_kT_D_f16_next);
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // q_kT_D_f16_next -> chunk_decay_S
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_kT_D_f16_channel -> q_kT_D_f16_in_next
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID2);  // q_kT_D_f16_next -> chunk_decay_S
@@ -1080,10 +884,7 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             wait_flag(PIPE_V, PIPE_S, EVENT_ID3);  // exp_G_next -> chunk_decay_next
             // S = exp(last(G)) * S + k.T @ (exp(last(G) - G)[:, None] * v)
             wait_flag_dev(1);  // q_S_channel -> q_S_in
-            {
-                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(q_S_in, from);
-            }
+            TLOAD(q_S_in, view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> exp_G_q_S
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // q_S_in -> exp_G_q_S
             // o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ v)
@@ -1097,34 +898,19 @@ PTO_ENTRY void lightning_attention_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // o_f16 -> store
             if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x24000);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
+                auto valid = tile_at<UbPart<half, 32, 128>>(0x24000, part, 128);
+                TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
             }
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> expand_g_next
             wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                    TLOAD(S_next_part_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(S_next_part_in_next, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             wait_flag_dev(1);  // o_sum_part_channel -> o_sum_part_in_next
-            if (rows_next > 0) {
-                {
-                    auto from = view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                    TLOAD(o_sum_part_in_next, from);
-                }
-            }
+            if (rows_next > 0) TLOAD(o_sum_part_in_next, view(o_sum_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
         }
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> expand_g_next
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_next_part_in_next -> expand_g_first
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // S_0 -> store
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), S);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw

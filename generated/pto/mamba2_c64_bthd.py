@@ -89,10 +89,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -147,8 +158,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -174,8 +184,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -186,10 +195,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -256,42 +315,24 @@ PTO_ENTRY void mamba2_o_S_fp16(
     __gm__ half *v_dt_decay_to_end_f16_channel_gm = reinterpret_cast<__gm__ half *>(workspace + table[6]);
     __gm__ float *S_next_part_channel_gm = reinterpret_cast<__gm__ float *>(workspace + table[7]);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<half, 64, 128> q;
-    TASSIGN(q, 0x0);
-    L1Tile<half, 64, 128> k;
-    TASSIGN(k, 0x4000);
-    TileLeft<half, 64, 128> q_kT_left;
-    TASSIGN(q_kT_left, 0x0);
-    TileRight<half, 128, 64> q_kT_right;
-    TASSIGN(q_kT_right, 0x0);
-    TileAcc<float, 64, 64> q_kT;
-    TASSIGN(q_kT, 0x0);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x8000);
-    TileLeft<half, 64, 128> q_S_left;
-    TASSIGN(q_S_left, 0x8000);
-    TileRight<half, 128, 128> q_S_right;
-    TASSIGN(q_S_right, 0x8000);
-    TileAcc<float, 64, 128> q_S;
-    TASSIGN(q_S, 0x4000);
-    L1Tile<half, 64, 128> v_dt_decay_to_end_f16_in;
-    TASSIGN(v_dt_decay_to_end_f16_in, 0x10000);
-    L1Tile<half, 64, 128> dt_v_f16_in;
-    TASSIGN(dt_v_f16_in, 0x14000);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x0);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x0);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0xc000);
-    L1Tile<half, 64, 64> q_kT_decays_f16_in;
-    TASSIGN(q_kT_decays_f16_in, 0x18000);
-    TileLeft<half, 64, 64> o_part_left;
-    TASSIGN(o_part_left, 0x8000);
-    TileRight<half, 64, 128> o_part_right;
-    TASSIGN(o_part_right, 0x8000);
-    TileAcc<float, 64, 128> o_part;
-    TASSIGN(o_part, 0x0);
+    auto q = tile_at<L1Tile<half, 64, 128>>(0x0);
+    auto k = tile_at<L1Tile<half, 64, 128>>(0x4000);
+    auto q_kT_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto q_kT_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto q_kT = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto S_f16_in = tile_at<L1Tile<half, 128, 128>>(0x8000);
+    auto q_S_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto q_S_right = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto q_S = tile_at<TileAcc<float, 64, 128>>(0x4000);
+    auto v_dt_decay_to_end_f16_in = tile_at<L1Tile<half, 64, 128>>(0x10000);
+    auto dt_v_f16_in = tile_at<L1Tile<half, 64, 128>>(0x14000);
+    auto S_next_part_left = tile_at<TileLeft<half, 128, 64>>(0x0);
+    auto S_next_part_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto S_next_part = tile_at<TileAcc<float, 128, 128>>(0xc000);
+    auto q_kT_decays_f16_in = tile_at<L1Tile<half, 64, 64>>(0x18000);
+    auto o_part_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto o_part_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto o_part = tile_at<TileAcc<float, 64, 128>>(0x0);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV, h = hv / (HV / H);
         const int64_t n = item / HV, b = n * batched;
@@ -305,17 +346,13 @@ PTO_ENTRY void mamba2_o_S_fp16(
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
-            L1Part<half, 64, 128> q_raw(rows, 128);
-            TASSIGN(q_raw, 0x0);
-            auto q_raw_from = view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(q_raw, q_raw_from);
+            auto q_raw = tile_at<L1Part<half, 64, 128>>(0x0, rows, 128);
+            TLOAD(q_raw, view(q_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
             if (rows < 64) TFILLPAD(q_raw, q_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_kT_left
             wait_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID1);  // k -> k_raw
-            L1Part<half, 64, 128> k_raw(rows, 128);
-            TASSIGN(k_raw, 0x4000);
-            auto k_raw_from = view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128));
-            TLOAD(k_raw, k_raw_from);
+            auto k_raw = tile_at<L1Part<half, 64, 128>>(0x4000, rows, 128);
+            TLOAD(k_raw, view(k_gm + token_at(H, h, 128, b, T, t), rows, 128, token_stride(H, 128)));
             if (rows < 64) TFILLPAD(k_raw, k_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k -> q_kT_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // q -> q_kT_left
@@ -332,16 +369,10 @@ PTO_ENTRY void mamba2_o_S_fp16(
             TMATMUL(q_kT, q_kT_left, q_kT_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
             wait_flag_dev(0);  // S_f16_channel -> S_f16_in
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
+            TLOAD(S_f16_in, view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // S_f16_in -> q_S_right
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // q_kT -> store
-            {
-                auto to = view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, q_kT);
-            }
+            TSTORE(view(q_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), q_kT);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_kT_channel -> q_kT_in
             TEXTRACT(q_S_left, q, 0, 0);
             set_flag(PIPE_MTE1, PIPE_MTE2, EVENT_ID0);  // q -> q_raw
@@ -353,16 +384,10 @@ PTO_ENTRY void mamba2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_S -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_S_left -> o_part_left
             wait_flag_dev(0);  // v_dt_decay_to_end_f16_channel -> v_dt_decay_to_end_f16_in
-            {
-                auto from = view(v_dt_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(v_dt_decay_to_end_f16_in, from);
-            }
+            TLOAD(v_dt_decay_to_end_f16_in, view(v_dt_decay_to_end_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // v_dt_decay_to_end_f16_in -> S_next_part_right
             wait_flag_dev(0);  // dt_v_f16_channel -> dt_v_f16_in
-            {
-                auto from = view(dt_v_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(dt_v_f16_in, from);
-            }
+            TLOAD(dt_v_f16_in, view(dt_v_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             L1View<half, 128, 64> S_next_part_left_from;
             TRESHAPE(S_next_part_left_from, k);
             TEXTRACT(S_next_part_left, S_next_part_left_from, 0, 0);
@@ -376,23 +401,14 @@ PTO_ENTRY void mamba2_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // S_next_part_left -> q_kT_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // q_S -> store
-            {
-                auto to = view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, q_S);
-            }
+            TSTORE(view(q_S_channel_gm + get_block_idx() * 8192, 64, 128, 128), q_S);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // q_S_channel -> q_S_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID1);  // q_S -> o_part
             wait_flag_dev(0);  // q_kT_decays_f16_channel -> q_kT_decays_f16_in
-            {
-                auto from = view(q_kT_decays_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(q_kT_decays_f16_in, from);
-            }
+            TLOAD(q_kT_decays_f16_in, view(q_kT_decays_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_kT_decays_f16_in -> o_part_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // S_next_part -> store
-            {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
-            }
+            TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // q_kT_decays_f16_in -> o_part_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // q_S_left -> o_part_left
@@ -405,10 +421,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
             TMATMUL(o_part, o_part_left, o_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // o_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // o_part -> store
-            {
-                auto to = view(o_part_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_part);
-            }
+            TSTORE(view(o_part_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_part_channel -> o_part_in
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // o_part -> q_kT
         }
@@ -441,130 +454,69 @@ PTO_ENTRY void mamba2_o_S_fp16(
     __gm__ float *lower_fill_gm = reinterpret_cast<__gm__ float *>(constants + 16384);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 64> lower_64_mask;
-    TASSIGN(lower_64_mask, 0x0);
-    UbTile<float, 32, 64> lower_fill;
-    TASSIGN(lower_fill, 0x4000);
-    UbTile<float, 64, 128> S_0_raw;
-    TASSIGN(S_0_raw, 0x6000);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x6000);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x6000);
-    UbTile<half, 32, 128> v;
-    TASSIGN(v, 0xe000);
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x10000);
-    UbWide<float, 64> dt_wide;
-    TASSIGN(dt_wide, 0x14000);
-    UbTile<float, 1, 64> dt;
-    TASSIGN(dt, 0x15000);
-    UbCol<float, 32> dt_col;
-    TASSIGN(dt_col, 0x15000 + sub * 128);
-    UbTile<float, 1, 64> g;
-    TASSIGN(g, 0x15100);
-    UbTile<float, 1, 64> exp_g;
-    TASSIGN(exp_g, 0x15200);
-    UbTile<float, 1, 64> exp_g_times_0;
-    TASSIGN(exp_g_times_0, 0x15200);
-    UbTile<float, 1, 64> g_max_minus_105;
-    TASSIGN(g_max_minus_105, 0x15100);
-    UbTile<float, 1, 64> exp_g_times_0_sum;
-    TASSIGN(exp_g_times_0_sum, 0x15100);
-    UbTile<float, 1, 64> exp_g_segment;
-    TASSIGN(exp_g_segment, 0x15100);
-    UbTile<float, 64, 64> exp_g_expand;
-    TASSIGN(exp_g_expand, 0x15300);
-    UbTile<float, 32, 128> v_f32;
-    TASSIGN(v_f32, 0x19300);
-    UbTile<float, 64, 64> exp_g_scaled;
-    TASSIGN(exp_g_scaled, 0x15300);
-    UbTile<float, 1, 64> exp_g_row_sum;
-    TASSIGN(exp_g_row_sum, 0x21300);
-    UbTile<float, 1, 64> G;
-    TASSIGN(G, 0x21400);
-    UbCol<float, 32> G_col;
-    TASSIGN(G_col, 0x21400 + sub * 128);
-    UbTile<float, 1, 64> G_times_minus_1;
-    TASSIGN(G_times_minus_1, 0x21500);
-    UbTile<float, 1, 64> last_G_minus_G;
-    TASSIGN(last_G_minus_G, 0x21600);
-    UbTile<float, 1, 64> decay_to_end;
-    TASSIGN(decay_to_end, 0x21600);
-    UbTile<float, 1, 64> dt_decay_to_end;
-    TASSIGN(dt_decay_to_end, 0x21600);
-    UbCol<float, 32> dt_decay_to_end_col;
-    TASSIGN(dt_decay_to_end_col, 0x21600 + sub * 128);
-    UbTile<float, 32, 128> v_dt_decay_to_end;
-    TASSIGN(v_dt_decay_to_end, 0x21700);
-    UbTile<half, 32, 128> v_dt_decay_to_end_f16;
-    TASSIGN(v_dt_decay_to_end_f16, 0x25700);
-    UbTile<float, 32, 128> dt_v;
-    TASSIGN(dt_v, 0x27700);
-    UbTile<float, 32, 64> q_kT_in;
-    TASSIGN(q_kT_in, 0x2b700);
-    UbTile<float, 32, 64> G_times_expand;
-    TASSIGN(G_times_expand, 0xe000);
-    UbTile<float, 32, 64> G_minus_G;
-    TASSIGN(G_minus_G, 0xe000);
-    UbTile<half, 32, 128> dt_v_f16;
-    TASSIGN(dt_v_f16, 0x10000);
-    UbTile<float, 32, 64> lower_G_minus_G;
-    TASSIGN(lower_G_minus_G, 0xe000);
-    UbTile<float, 32, 64> decays;
-    TASSIGN(decays, 0xe000);
-    UbTile<float, 32, 64> q_kT_decays;
-    TASSIGN(q_kT_decays, 0x2b700);
-    UbTile<half, 32, 64> q_kT_decays_f16;
-    TASSIGN(q_kT_decays_f16, 0x12000);
-    UbTile<float, 1, 64> exp_G;
-    TASSIGN(exp_G, 0x21400);
-    UbCol<float, 32> exp_G_col;
-    TASSIGN(exp_G_col, 0x21400 + sub * 128);
-    UbTile<float, 32, 128> D_v;
-    TASSIGN(D_v, 0x19300);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x21500);
-    UbTile<float, 32, 128> q_S_in;
-    TASSIGN(q_S_in, 0x29500);
-    UbTile<float, 32, 128> exp_G_q_S;
-    TASSIGN(exp_G_q_S, 0x29500);
-    UbTile<float, 32, 128> D_v_plus_exp_G_q_S;
-    TASSIGN(D_v_plus_exp_G_q_S, 0x19300);
-    UbTile<float, 64, 128> S_next_part_in;
-    TASSIGN(S_next_part_in, 0xe000);
-    UbTile<float, 32, 128> o_part_in;
-    TASSIGN(o_part_in, 0x1d300);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x6000);
-    UbTile<float, 32, 128> o;
-    TASSIGN(o, 0x19300);
-    UbTile<half, 32, 128> o_f16;
-    TASSIGN(o_f16, 0x21300);
-    UbTile<float, 64, 8> dt_scratch;
-    TASSIGN(dt_scratch, 0x14800);
-    UbTile<float, 64, 64> exp_g_row_sum_scratch;
-    TASSIGN(exp_g_row_sum_scratch, 0x1d300);
+    auto lower_64_mask = tile_at<UbTile<float, 64, 64>>(0x0);
+    auto lower_fill = tile_at<UbTile<float, 32, 64>>(0x4000);
+    auto S_0_raw = tile_at<UbTile<float, 64, 128>>(0x6000);
+    auto S_0 = tile_at<UbTile<float, 64, 128>>(0x6000);
+    auto S = tile_at<UbTile<float, 64, 128>>(0x6000);
+    auto v = tile_at<UbTile<half, 32, 128>>(0xe000);
+    auto S_f16 = tile_at<UbTile<half, 64, 128>>(0x10000);
+    auto dt_wide = tile_at<UbWide<float, 64>>(0x14000);
+    auto dt = tile_at<UbTile<float, 1, 64>>(0x15000);
+    auto dt_col = tile_at<UbCol<float, 32>>(0x15000 + sub * 128);
+    auto g = tile_at<UbTile<float, 1, 64>>(0x15100);
+    auto exp_g = tile_at<UbTile<float, 1, 64>>(0x15200);
+    auto exp_g_times_0 = tile_at<UbTile<float, 1, 64>>(0x15200);
+    auto g_max_minus_105 = tile_at<UbTile<float, 1, 64>>(0x15100);
+    auto exp_g_times_0_sum = tile_at<UbTile<float, 1, 64>>(0x15100);
+    auto exp_g_segment = tile_at<UbTile<float, 1, 64>>(0x15100);
+    auto exp_g_expand = tile_at<UbTile<float, 64, 64>>(0x15300);
+    auto v_f32 = tile_at<UbTile<float, 32, 128>>(0x19300);
+    auto exp_g_scaled = tile_at<UbTile<float, 64, 64>>(0x15300);
+    auto exp_g_row_sum = tile_at<UbTile<float, 1, 64>>(0x21300);
+    auto G = tile_at<UbTile<float, 1, 64>>(0x21400);
+    auto G_col = tile_at<UbCol<float, 32>>(0x21400 + sub * 128);
+    auto G_times_minus_1 = tile_at<UbTile<float, 1, 64>>(0x21500);
+    auto last_G_minus_G = tile_at<UbTile<float, 1, 64>>(0x21600);
+    auto decay_to_end = tile_at<UbTile<float, 1, 64>>(0x21600);
+    auto dt_decay_to_end = tile_at<UbTile<float, 1, 64>>(0x21600);
+    auto dt_decay_to_end_col = tile_at<UbCol<float, 32>>(0x21600 + sub * 128);
+    auto v_dt_decay_to_end = tile_at<UbTile<float, 32, 128>>(0x21700);
+    auto v_dt_decay_to_end_f16 = tile_at<UbTile<half, 32, 128>>(0x25700);
+    auto dt_v = tile_at<UbTile<float, 32, 128>>(0x27700);
+    auto q_kT_in = tile_at<UbTile<float, 32, 64>>(0x2b700);
+    auto G_times_expand = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto G_minus_G = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto dt_v_f16 = tile_at<UbTile<half, 32, 128>>(0x10000);
+    auto lower_G_minus_G = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto decays = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto q_kT_decays = tile_at<UbTile<float, 32, 64>>(0x2b700);
+    auto q_kT_decays_f16 = tile_at<UbTile<half, 32, 64>>(0x12000);
+    auto exp_G = tile_at<UbTile<float, 1, 64>>(0x21400);
+    auto exp_G_col = tile_at<UbCol<float, 32>>(0x21400 + sub * 128);
+    auto D_v = tile_at<UbTile<float, 32, 128>>(0x19300);
+    auto chunk_decay_S = tile_at<UbTile<float, 64, 128>>(0x21500);
+    auto q_S_in = tile_at<UbTile<float, 32, 128>>(0x29500);
+    auto exp_G_q_S = tile_at<UbTile<float, 32, 128>>(0x29500);
+    auto D_v_plus_exp_G_q_S = tile_at<UbTile<float, 32, 128>>(0x19300);
+    auto S_next_part_in = tile_at<UbTile<float, 64, 128>>(0xe000);
+    auto o_part_in = tile_at<UbTile<float, 32, 128>>(0x1d300);
+    auto S_next = tile_at<UbTile<float, 64, 128>>(0x6000);
+    auto o = tile_at<UbTile<float, 32, 128>>(0x19300);
+    auto o_f16 = tile_at<UbTile<half, 32, 128>>(0x21300);
+    auto dt_scratch = tile_at<UbTile<float, 64, 8>>(0x14800);
+    auto exp_g_row_sum_scratch = tile_at<UbTile<float, 64, 64>>(0x1d300);
     // G = cumsum(g)
-    {
-        auto from = view(lower_64_mask_gm, 64, 64, 64);
-        TLOAD(lower_64_mask, from);
-    }
+    TLOAD(lower_64_mask, view(lower_64_mask_gm, 64, 64, 64));
     // decays = exp(lower(G[:, None] - G[None, :], fill=-inf))
-    {
-        auto from = view(lower_fill_gm + sub * 32 * 64, 32, 64, 64);
-        TLOAD(lower_fill, from);
-    }
+    TLOAD(lower_fill, view(lower_fill_gm + sub * 32 * 64, 32, 64, 64));
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw, from);
-        }
+        if (has_initial_state) TLOAD(S_0_raw, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
@@ -576,21 +528,15 @@ PTO_ENTRY void mamba2_o_S_fp16(
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> v_raw
-            UbPart<half, 32, 128> v_raw(part, 128);
-            TASSIGN(v_raw, 0xe000);
-            if (part > 0) {
-                auto from = view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(v_raw, from);
-            }
+            auto v_raw = tile_at<UbPart<half, 32, 128>>(0xe000, part, 128);
+            if (part > 0) TLOAD(v_raw, view(v_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // v_raw -> v
             fill_rows(v, v_raw, part, 0xe000);
             TCVT(S_f16, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
-            UbWidePart<float, 64> dt_raw(rows);
-            TASSIGN(dt_raw, 0x14000);
-            auto dt_raw_from = view(dt_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1));
-            TLOAD(dt_raw, dt_raw_from);
+            auto dt_raw = tile_at<UbWidePart<float, 64>>(0x14000, rows);
+            TLOAD(dt_raw, view(dt_gm + token_at(HV, hv, 1, b, T, t), rows, 1, token_stride(HV, 1)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // dt_raw -> dt_wide
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // dt_raw -> dt_wide
             fill_wide(dt_raw, rows, 0x14000);
@@ -598,10 +544,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
             TTRANS(dt, dt_wide, dt_scratch);
             // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
+            TSTORE(view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), S_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
             pipe_barrier(PIPE_V);
             // g = A * dt
@@ -622,14 +565,12 @@ PTO_ENTRY void mamba2_o_S_fp16(
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> exp_g_row_sum
             pipe_barrier(PIPE_V);
             {
-                UbCol<float, 64> sums;
-                TASSIGN(sums, 0x21300);
+                auto sums = tile_at<UbCol<float, 64>>(0x21300);
                 TROWSUM(sums, exp_g_scaled, exp_g_row_sum_scratch);
             }
             pipe_barrier(PIPE_V);
             {
-                UbTile<float, 1, 64> to;
-                TASSIGN(to, 0x21400);
+                auto to = tile_at<UbTile<float, 1, 64>>(0x21400);
                 TMOV(to, exp_g_row_sum);
             }
             set_flag(PIPE_V, PIPE_S, EVENT_ID0);  // G -> last_G
@@ -651,19 +592,13 @@ PTO_ENTRY void mamba2_o_S_fp16(
             TCVT(v_dt_decay_to_end_f16, v_dt_decay_to_end, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // v_dt_decay_to_end_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // v_dt_decay_to_end_f16 -> store
-            {
-                auto to = view(v_dt_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, v_dt_decay_to_end_f16);
-            }
+            TSTORE(view(v_dt_decay_to_end_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), v_dt_decay_to_end_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // v_dt_decay_to_end_f16_channel -> v_dt_decay_to_end_f16_in
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // v_dt_decay_to_end_f16 -> chunk_decay_S
             // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
             TROWEXPANDMUL(dt_v, v_f32, dt_col);
             wait_flag_dev(1);  // q_kT_channel -> q_kT_in
-            {
-                auto from = view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(q_kT_in, from);
-            }
+            TLOAD(q_kT_in, view(q_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // q_kT_in -> q_kT_decays
             // decays = exp(lower(G[:, None] - G[None, :], fill=-inf))
             TCOLEXPAND(G_times_expand, G_times_minus_1);
@@ -674,10 +609,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
             pipe_barrier(PIPE_V);
             TADD(lower_G_minus_G, G_minus_G, lower_fill);
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // dt_v_f16 -> store
-            {
-                auto to = view(dt_v_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, dt_v_f16);
-            }
+            TSTORE(view(dt_v_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), dt_v_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // dt_v_f16_channel -> dt_v_f16_in
             pipe_barrier(PIPE_V);
             TEXP(decays, lower_G_minus_G);
@@ -689,10 +621,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
             TCVT(q_kT_decays_f16, q_kT_decays, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_kT_decays_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // q_kT_decays_f16 -> store
-            {
-                auto to = view(q_kT_decays_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, q_kT_decays_f16);
-            }
+            TSTORE(view(q_kT_decays_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), q_kT_decays_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // q_kT_decays_f16_channel -> q_kT_decays_f16_in
             TEXP(exp_G, G);
             set_flag(PIPE_V, PIPE_S, EVENT_ID1);  // exp_G -> chunk_decay
@@ -703,10 +632,7 @@ PTO_ENTRY void mamba2_o_S_fp16(
             wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID1);  // v_dt_decay_to_end_f16 -> chunk_decay_S
             TMULS(chunk_decay_S, S, chunk_decay);
             wait_flag_dev(1);  // q_S_channel -> q_S_in
-            {
-                auto from = view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(q_S_in, from);
-            }
+            TLOAD(q_S_in, view(q_S_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // q_S_in -> exp_G_q_S
             // o = D * v + exp(G)[:, None] * (q @ S) + ((q @ k.T) * decays) @ (dt[:, None] * v)
@@ -714,16 +640,10 @@ PTO_ENTRY void mamba2_o_S_fp16(
             pipe_barrier(PIPE_V);
             TADD(D_v_plus_exp_G_q_S, D_v, exp_G_q_S);
             wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in
-            {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in, from);
-            }
+            TLOAD(S_next_part_in, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
             wait_flag_dev(1);  // o_part_channel -> o_part_in
-            {
-                auto from = view(o_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_part_in, from);
-            }
+            TLOAD(o_part_in, view(o_part_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // o_part_in -> o
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // S_next_part_in -> S_next
             // S = exp(last(G)) * S + k.T @ ((dt * exp(last(G) - G))[:, None] * v)
@@ -738,19 +658,14 @@ PTO_ENTRY void mamba2_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // o_f16 -> store
             if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x21300);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
+                auto valid = tile_at<UbPart<half, 32, 128>>(0x21300, part, 128);
+                TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
             }
             set_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> exp_g_row_sum
         }
         wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // S_next_part_in -> v_raw
         wait_flag(PIPE_MTE3, PIPE_V, EVENT_ID0);  // o_f16 -> exp_g_row_sum
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), S);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw

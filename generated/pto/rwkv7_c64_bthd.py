@@ -194,10 +194,21 @@ using AccPart = TileAcc<E, Rows, Cols, DYNAMIC, DYNAMIC>;
 template <typename E>
 using Gm = GlobalTensor<E, Shape<1, 1, 1, DYNAMIC, DYNAMIC>, Stride<1, 1, 1, DYNAMIC, 1>>;
 
+// A view of rows in memory. It lives until the end of the statement that calls, whose instruction takes it by reference.
 template <typename E>
-AICORE inline Gm<E> view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride)
+AICORE inline Gm<E> &view(__gm__ E *at, int64_t rows, int64_t cols, int64_t stride, Gm<E> &&made = Gm<E>())
 {
-    return Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    made = Gm<E>(at, Shape<1, 1, 1, DYNAMIC, DYNAMIC>(rows, cols), Stride<1, 1, 1, DYNAMIC, 1>(stride));
+    return made;
+}
+
+// A tile at an address in bytes. valid: how many of its rows and columns hold values, if its type does not say.
+template <typename X, typename... Valid>
+AICORE inline X tile_at(int64_t address, Valid... valid)
+{
+    X tile(valid...);
+    TASSIGN(tile, address);
+    return tile;
 }
 
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
@@ -252,8 +263,7 @@ AICORE inline void fill_rows(Whole &whole, Part &part, int64_t rows, int64_t add
     if (rows > 0) {
         TFILLPAD_INPLACE(whole, part);
     } else {
-        UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)> bits;
-        TASSIGN(bits, address);
+        auto bits = tile_at<UbTile<float, Whole::Rows, Whole::Cols * sizeof(typename Whole::DType) / sizeof(float)>>(address);
         TEXPANDS(bits, 0.0f);
     }
 }
@@ -279,8 +289,7 @@ template <typename Part>
 AICORE inline void fill_wide(Part &part, int64_t rows, int64_t address)
 {
     if (rows >= Part::Rows) return;
-    UbTile<typename Part::DType, Part::Rows, Part::Cols> whole;
-    TASSIGN(whole, address);
+    auto whole = tile_at<UbTile<typename Part::DType, Part::Rows, Part::Cols>>(address);
     TFILLPAD_INPLACE(whole, part);
 }
 
@@ -291,10 +300,60 @@ AICORE inline void add_rows(X &, int64_t at, int64_t to, int64_t of, int64_t wid
 {
     constexpr int64_t row = X::Cols * sizeof(typename X::DType);
     for (int64_t i = 0; i < width; ++i) {
-        UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols> sum, term;
-        TASSIGN(sum, at + (to + i) * row);
-        TASSIGN(term, at + of * row);
+        using Row = UbBlock<typename X::DType, Count, Step * X::Cols, X::Cols>;
+        auto sum = tile_at<Row>(at + (to + i) * row), term = tile_at<Row>(at + of * row);
         TADD(sum, sum, term);
+    }
+}
+
+// Casts of the diagonal blocks of `Size` rows of a tile, the first at address `from`, to a stack of blocks.
+template <int Size, typename Stack, typename X>
+AICORE inline void diagonal_stack(Stack &, int64_t to, X &, int64_t from)
+{
+    for (int64_t i = 0; i < Stack::Rows; i += Size) {
+        auto block = tile_at<UbBlock<typename X::DType, Size, X::Cols, Size>>(from + i * (X::Cols + 1) * sizeof(typename X::DType));
+        auto out = tile_at<UbTile<typename Stack::DType, Size, Size>>(to + i * Size * sizeof(typename Stack::DType));
+        TCVT(out, block, RoundMode::CAST_NONE);
+    }
+}
+#endif
+
+#if defined(__DAV_C220_CUBE__) || (defined(__DAV_CUBE__) && !defined(__CPU_SIM))
+// Products of the blocks of 16 rows in stacks of `Rows` rows, which are contiguous block by block in L0A, L0B and L0C.
+template <typename E, int Rows, bool Adds>
+AICORE inline void stacked_product(int64_t out, int64_t left, int64_t right)
+{
+    for (int64_t i = 0; i < Rows; i += 16) {
+        auto sum = tile_at<TileAcc<float, 16, 16>>(out + i * 16 * sizeof(float));
+        auto a = tile_at<TileLeft<E, 16, 16>>(left + i * 16 * sizeof(E));
+        auto b = tile_at<TileRight<E, 16, 16>>(right + i * 16 * sizeof(E));
+        if constexpr (Adds) TMATMUL_ACC(sum, sum, a, b);
+        else TMATMUL(sum, a, b);
+    }
+}
+
+// Moves of blocks of a tile in L1 to an operand buffer, where they lie one after the other: the first from (row, col), each of
+// `Count` so many rows and columns after the one before.
+template <typename Block, int Count, typename X>
+AICORE inline void extract_blocks(int64_t to, X &tile, int64_t row, int64_t col, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        auto block = tile_at<Block>(to + i * Block::Numel * sizeof(typename Block::DType));
+        TEXTRACT(block, tile, row + i * rows, col + i * cols);
+    }
+}
+
+// Moves of `Count` blocks of `Size` rows from a stack of `Rows` rows in L0C to a tile in L1: the first to address `to`, each `step`
+// bytes after the one before. They go by columns of 16, which are contiguous in both.
+template <int Size, int Rows, int Count, typename X>
+AICORE inline void insert_blocks(X &, int64_t to, int64_t step, int64_t from)
+{
+    for (int64_t i = 0; i < Count; ++i) {
+        for (int64_t j = 0; j < Size / 16; ++j) {
+            auto block = tile_at<TileAcc<float, Size, 16>>(from + (i * Size + j * Rows) * 16 * sizeof(float));
+            auto out = tile_at<L1Tile<typename X::DType, Size, 16>>(to + i * step + j * X::Rows * 16 * sizeof(typename X::DType));
+            TMOV(out, block);
+        }
     }
 }
 #endif
@@ -564,558 +623,279 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ float *to_middle_1_of_0_1_gm = reinterpret_cast<__gm__ float *>(constants + 319488);
     __gm__ half *identity_float16_16_gm = reinterpret_cast<__gm__ half *>(constants + 471040);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
-    L1Tile<float, 64, 128> exp_w_times_0_sum_in;
-    TASSIGN(exp_w_times_0_sum_in, 0x0);
-    L1Tile<float, 64, 64> lower_mask;
-    TASSIGN(lower_mask, 0x8000);
-    TileLeft<float, 64, 64> W_left;
-    TASSIGN(W_left, 0x0);
-    TileRight<float, 64, 128> W_right;
-    TASSIGN(W_right, 0x0);
-    TileAcc<float, 64, 128> W;
-    TASSIGN(W, 0x0);
-    L1Tile<float, 64, 128> W_in;
-    TASSIGN(W_in, 0xc000);
-    L1Tile<float, 64, 64> to_middle_32_of_0_2;
-    TASSIGN(to_middle_32_of_0_2, 0x14000);
-    TileLeft<float, 64, 64> W_product_left;
-    TASSIGN(W_product_left, 0x8000);
-    TileRight<float, 64, 128> W_product_right;
-    TASSIGN(W_product_right, 0x8000);
-    TileAcc<float, 64, 128> W_product;
-    TASSIGN(W_product, 0x8000);
-    L1Tile<float, 64, 64> strictly_lower_mask;
-    TASSIGN(strictly_lower_mask, 0x18000);
-    TileLeft<float, 64, 64> W0_left;
-    TASSIGN(W0_left, 0x0);
-    TileRight<float, 64, 128> W0_right;
-    TASSIGN(W0_right, 0x0);
-    TileAcc<float, 64, 128> W0;
-    TASSIGN(W0, 0x10000);
-    L1Tile<float, 64, 128> W0_in;
-    TASSIGN(W0_in, 0x1c000);
-    L1Tile<float, 64, 64> to_middle_32_of_1_2;
-    TASSIGN(to_middle_32_of_1_2, 0x24000);
-    TileLeft<float, 64, 64> W_to_32_left;
-    TASSIGN(W_to_32_left, 0x8000);
-    TileRight<float, 64, 128> W_to_32_right;
-    TASSIGN(W_to_32_right, 0x8000);
-    TileAcc<float, 64, 128> W_to_32;
-    TASSIGN(W_to_32, 0x8000);
-    L1Tile<half, 64, 128> a_exp_W_to_32_f16_in;
-    TASSIGN(a_exp_W_to_32_f16_in, 0x28000);
-    L1Tile<float, 64, 64> to_middle_32_of_0_1;
-    TASSIGN(to_middle_32_of_0_1, 0x2c000);
-    TileLeft<float, 64, 64> W_to_32_2_left;
-    TASSIGN(W_to_32_2_left, 0x0);
-    TileRight<float, 64, 128> W_to_32_2_right;
-    TASSIGN(W_to_32_2_right, 0x0);
-    TileAcc<float, 64, 128> W_to_32_2;
-    TASSIGN(W_to_32_2, 0x18000);
-    L1Tile<half, 64, 128> b_exp_W_to_32_2_f16_in;
-    TASSIGN(b_exp_W_to_32_2_f16_in, 0x30000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_left;
-    TASSIGN(a_exp_W_to_product_left, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_right;
-    TASSIGN(a_exp_W_to_product_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product;
-    TASSIGN(a_exp_W_to_product, 0x0);
-    L1Tile<float, 64, 64> to_middle_16_of_0_2;
-    TASSIGN(to_middle_16_of_0_2, 0x34000);
-    TileLeft<float, 64, 64> W_product_2_left;
-    TASSIGN(W_product_2_left, 0x0);
-    TileRight<float, 64, 128> W_product_2_right;
-    TASSIGN(W_product_2_right, 0x0);
-    TileAcc<float, 64, 128> W_product_2;
-    TASSIGN(W_product_2, 0x4000);
-    L1Tile<float, 64, 64> to_middle_16_of_1_2;
-    TASSIGN(to_middle_16_of_1_2, 0x38000);
-    TileLeft<float, 64, 64> W_to_16_left;
-    TASSIGN(W_to_16_left, 0x8000);
-    TileRight<float, 64, 128> W_to_16_right;
-    TASSIGN(W_to_16_right, 0x8000);
-    TileAcc<float, 64, 128> W_to_16;
-    TASSIGN(W_to_16, 0x4000);
-    L1Tile<half, 64, 128> a_exp_W_to_16_f16_in;
-    TASSIGN(a_exp_W_to_16_f16_in, 0x3c000);
-    L1Tile<float, 64, 64> to_middle_16_of_0_1;
-    TASSIGN(to_middle_16_of_0_1, 0x40000);
-    TileLeft<float, 64, 64> W_to_16_2_left;
-    TASSIGN(W_to_16_2_left, 0x0);
-    TileRight<float, 64, 128> W_to_16_2_right;
-    TASSIGN(W_to_16_2_right, 0x0);
-    TileAcc<float, 64, 128> W_to_16_2;
-    TASSIGN(W_to_16_2, 0xc000);
-    L1Tile<half, 64, 128> b_exp_W_to_16_2_f16_in;
-    TASSIGN(b_exp_W_to_16_2_f16_in, 0x44000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_3_left;
-    TASSIGN(a_exp_W_to_product_3_left, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_3_right;
-    TASSIGN(a_exp_W_to_product_3_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_3;
-    TASSIGN(a_exp_W_to_product_3, 0x14000);
-    L1Tile<float, 64, 64> to_middle_8_of_0_2;
-    TASSIGN(to_middle_8_of_0_2, 0x48000);
-    TileLeft<float, 64, 64> W_product_3_left;
-    TASSIGN(W_product_3_left, 0x0);
-    TileRight<float, 64, 128> W_product_3_right;
-    TASSIGN(W_product_3_right, 0x0);
-    TileAcc<float, 64, 128> W_product_3;
-    TASSIGN(W_product_3, 0x18000);
-    L1Tile<float, 64, 64> to_middle_8_of_1_2;
-    TASSIGN(to_middle_8_of_1_2, 0x4c000);
-    TileLeft<float, 64, 64> W_to_8_left;
-    TASSIGN(W_to_8_left, 0x8000);
-    TileRight<float, 64, 128> W_to_8_right;
-    TASSIGN(W_to_8_right, 0x8000);
-    TileAcc<float, 64, 128> W_to_8;
-    TASSIGN(W_to_8, 0x18000);
-    L1Tile<half, 64, 128> a_exp_W_to_8_f16_in;
-    TASSIGN(a_exp_W_to_8_f16_in, 0x50000);
-    L1Tile<float, 64, 64> to_middle_8_of_0_1;
-    TASSIGN(to_middle_8_of_0_1, 0x54000);
-    TileLeft<float, 64, 64> W_to_8_2_left;
-    TASSIGN(W_to_8_2_left, 0x0);
-    TileRight<float, 64, 128> W_to_8_2_right;
-    TASSIGN(W_to_8_2_right, 0x0);
-    TileAcc<float, 64, 128> W_to_8_2;
-    TASSIGN(W_to_8_2, 0x0);
-    L1Tile<half, 64, 128> b_exp_W_to_8_2_f16_in;
-    TASSIGN(b_exp_W_to_8_2_f16_in, 0x58000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_5_left;
-    TASSIGN(a_exp_W_to_product_5_left, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_5_right;
-    TASSIGN(a_exp_W_to_product_5_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_5;
-    TASSIGN(a_exp_W_to_product_5, 0x8000);
-    L1Tile<float, 64, 64> to_middle_4_of_0_2;
-    TASSIGN(to_middle_4_of_0_2, 0x5c000);
-    TileLeft<float, 64, 64> W_product_4_left;
-    TASSIGN(W_product_4_left, 0x0);
-    TileRight<float, 64, 128> W_product_4_right;
-    TASSIGN(W_product_4_right, 0x0);
-    TileAcc<float, 64, 128> W_product_4;
-    TASSIGN(W_product_4, 0xc000);
-    L1Tile<float, 64, 64> to_middle_4_of_1_2;
-    TASSIGN(to_middle_4_of_1_2, 0x60000);
-    TileLeft<float, 64, 64> W_to_4_left;
-    TASSIGN(W_to_4_left, 0x8000);
-    TileRight<float, 64, 128> W_to_4_right;
-    TASSIGN(W_to_4_right, 0x8000);
-    TileAcc<float, 64, 128> W_to_4;
-    TASSIGN(W_to_4, 0xc000);
-    L1Tile<half, 64, 128> a_exp_W_to_4_f16_in;
-    TASSIGN(a_exp_W_to_4_f16_in, 0x64000);
-    L1Tile<float, 64, 64> to_middle_4_of_0_1;
-    TASSIGN(to_middle_4_of_0_1, 0x68000);
-    TileLeft<float, 64, 64> W_to_4_2_left;
-    TASSIGN(W_to_4_2_left, 0x0);
-    TileRight<float, 64, 128> W_to_4_2_right;
-    TASSIGN(W_to_4_2_right, 0x0);
-    TileAcc<float, 64, 128> W_to_4_2;
-    TASSIGN(W_to_4_2, 0x14000);
-    L1Tile<half, 64, 128> b_exp_W_to_4_2_f16_in;
-    TASSIGN(b_exp_W_to_4_2_f16_in, 0x6c000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_7_left;
-    TASSIGN(a_exp_W_to_product_7_left, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_7_right;
-    TASSIGN(a_exp_W_to_product_7_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_7;
-    TASSIGN(a_exp_W_to_product_7, 0x1c000);
-    L1Tile<float, 64, 64> to_middle_2_of_0_2;
-    TASSIGN(to_middle_2_of_0_2, 0x70000);
-    TileLeft<float, 64, 64> W_product_5_left;
-    TASSIGN(W_product_5_left, 0x0);
-    TileRight<float, 64, 128> W_product_5_right;
-    TASSIGN(W_product_5_right, 0x0);
-    TileAcc<float, 64, 128> W_product_5;
-    TASSIGN(W_product_5, 0x0);
-    L1Tile<float, 64, 64> to_middle_2_of_1_2;
-    TASSIGN(to_middle_2_of_1_2, 0x74000);
-    TileLeft<float, 64, 64> W_to_2_left;
-    TASSIGN(W_to_2_left, 0x8000);
-    TileRight<float, 64, 128> W_to_2_right;
-    TASSIGN(W_to_2_right, 0x8000);
-    TileAcc<float, 64, 128> W_to_2;
-    TASSIGN(W_to_2, 0x0);
-    L1Tile<half, 64, 128> a_exp_W_to_2_f16_in;
-    TASSIGN(a_exp_W_to_2_f16_in, 0x78000);
-    L1Tile<float, 64, 64> to_middle_2_of_0_1;
-    TASSIGN(to_middle_2_of_0_1, 0x7c000);
-    TileLeft<float, 64, 64> W_to_2_2_left;
-    TASSIGN(W_to_2_2_left, 0x0);
-    TileRight<float, 64, 128> W_to_2_2_right;
-    TASSIGN(W_to_2_2_right, 0x0);
-    TileAcc<float, 64, 128> W_to_2_2;
-    TASSIGN(W_to_2_2, 0x8000);
-    L1Tile<half, 64, 128> b_exp_W_to_2_2_f16_in;
-    TASSIGN(b_exp_W_to_2_2_f16_in, 0x0);
-    TileLeft<half, 64, 128> a_exp_W_to_product_9_left;
-    TASSIGN(a_exp_W_to_product_9_left, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_9_right;
-    TASSIGN(a_exp_W_to_product_9_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_9;
-    TASSIGN(a_exp_W_to_product_9, 0x10000);
-    L1Tile<float, 64, 64> to_middle_1_of_0_2;
-    TASSIGN(to_middle_1_of_0_2, 0x4000);
-    TileLeft<float, 64, 64> W_product_6_left;
-    TASSIGN(W_product_6_left, 0x0);
-    TileRight<float, 64, 128> W_product_6_right;
-    TASSIGN(W_product_6_right, 0x0);
-    TileAcc<float, 64, 128> W_product_6;
-    TASSIGN(W_product_6, 0x14000);
-    L1Tile<float, 64, 64> to_middle_1_of_1_2;
-    TASSIGN(to_middle_1_of_1_2, 0x8000);
-    TileLeft<float, 64, 64> W_to_1_left;
-    TASSIGN(W_to_1_left, 0x8000);
-    TileRight<float, 64, 128> W_to_1_right;
-    TASSIGN(W_to_1_right, 0x8000);
-    TileAcc<float, 64, 128> W_to_1;
-    TASSIGN(W_to_1, 0x14000);
-    L1Tile<half, 64, 128> a_exp_W_to_1_f16_in;
-    TASSIGN(a_exp_W_to_1_f16_in, 0x14000);
-    L1Tile<float, 64, 64> to_middle_1_of_0_1;
-    TASSIGN(to_middle_1_of_0_1, 0x18000);
-    TileLeft<float, 64, 64> W_to_1_2_left;
-    TASSIGN(W_to_1_2_left, 0x0);
-    TileRight<float, 64, 128> W_to_1_2_right;
-    TASSIGN(W_to_1_2_right, 0x0);
-    TileAcc<float, 64, 128> W_to_1_2;
-    TASSIGN(W_to_1_2, 0x0);
-    L1Tile<half, 64, 128> b_exp_W_to_1_2_f16_in;
-    TASSIGN(b_exp_W_to_1_2_f16_in, 0x1c000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_11_left;
-    TASSIGN(a_exp_W_to_product_11_left, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_11_right;
-    TASSIGN(a_exp_W_to_product_11_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_11;
-    TASSIGN(a_exp_W_to_product_11, 0x8000);
-    L1Tile<half, 64, 16> Tinv_rows_2_f16_in;
-    TASSIGN(Tinv_rows_2_f16_in, 0x20000);
-    L1Tile<half, 64, 16> Tinv_diagonal_4_f16_in;
-    TASSIGN(Tinv_diagonal_4_f16_in, 0x20800);
-    TileLeft<half, 64, 16> Tinv_below_4_left;
-    TASSIGN(Tinv_below_4_left, 0x0);
-    TileRight<half, 64, 16> Tinv_below_4_right;
-    TASSIGN(Tinv_below_4_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_below_4;
-    TASSIGN(Tinv_below_4, 0xc000);
-    L1Tile<half, 64, 16> Tinv_below_4_f16;
-    TASSIGN(Tinv_below_4_f16, 0x21000);
-    L1Tile<half, 16, 16> identity;
-    TASSIGN(identity, 0x21800);
-    TileLeft<half, 64, 16> identity_product_left;
-    TASSIGN(identity_product_left, 0x8000);
-    TileRight<half, 16, 16> identity_product_right;
-    TASSIGN(identity_product_right, 0x8000);
-    TileAcc<float, 64, 16> identity_product;
-    TASSIGN(identity_product, 0xd000);
-    TileLeft<half, 64, 16> Tinv_rows_4_left;
-    TASSIGN(Tinv_rows_4_left, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_4_right;
-    TASSIGN(Tinv_rows_4_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_4;
-    TASSIGN(Tinv_rows_4, 0xd000);
-    L1Tile<half, 64, 16> Tinv_rows_4_f16;
-    TASSIGN(Tinv_rows_4_f16, 0x21a00);
-    L1Tile<half, 64, 16> Tinv_diagonal_8_f16_in;
-    TASSIGN(Tinv_diagonal_8_f16_in, 0x22200);
-    TileLeft<half, 64, 16> Tinv_below_8_left;
-    TASSIGN(Tinv_below_8_left, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_8_right;
-    TASSIGN(Tinv_below_8_right, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_8;
-    TASSIGN(Tinv_below_8, 0xe000);
-    L1Tile<half, 64, 16> Tinv_below_8_f16;
-    TASSIGN(Tinv_below_8_f16, 0x22a00);
-    TileLeft<half, 64, 16> Tinv_rows_8_left;
-    TASSIGN(Tinv_rows_8_left, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_8_right;
-    TASSIGN(Tinv_rows_8_right, 0x0);
-    TileAcc<float, 64, 16> Tinv_rows_8;
-    TASSIGN(Tinv_rows_8, 0xd000);
-    L1Tile<half, 64, 16> Tinv_rows_8_f16;
-    TASSIGN(Tinv_rows_8_f16, 0x23200);
-    L1Tile<half, 64, 16> Tinv_diagonal_16_f16_in;
-    TASSIGN(Tinv_diagonal_16_f16_in, 0x23a00);
-    TileLeft<half, 64, 16> Tinv_below_16_left;
-    TASSIGN(Tinv_below_16_left, 0x8000);
-    TileRight<half, 64, 16> Tinv_below_16_right;
-    TASSIGN(Tinv_below_16_right, 0x8000);
-    TileAcc<float, 64, 16> Tinv_below_16;
-    TASSIGN(Tinv_below_16, 0xf000);
-    L1Tile<half, 64, 16> Tinv_below_16_f16;
-    TASSIGN(Tinv_below_16_f16, 0x24200);
-    TileLeft<half, 64, 16> Tinv_rows_16_left;
-    TASSIGN(Tinv_rows_16_left, 0x0);
-    TileRight<half, 64, 16> Tinv_rows_16_right;
-    TASSIGN(Tinv_rows_16_right, 0x0);
-    L1Tile<half, 64, 64> Tinv_zeros;
-    TASSIGN(Tinv_zeros, 0x24a00);
-    L1Tile<half, 64, 64> Tinv_blocks_16;
-    TASSIGN(Tinv_blocks_16, 0x24a00);
-    L1Tile<half, 64, 64> Tinv_neg_f16_in;
-    TASSIGN(Tinv_neg_f16_in, 0x2c000);
-    TileLeft<half, 32, 16> Tinv_below_32_left;
-    TASSIGN(Tinv_below_32_left, 0x8000);
-    TileRight<half, 32, 16> Tinv_below_32_right;
-    TASSIGN(Tinv_below_32_right, 0x8000);
-    TileAcc<float, 32, 16> Tinv_below_32;
-    TASSIGN(Tinv_below_32, 0x10000);
-    L1Tile<half, 32, 16> Tinv_below_32_f16;
-    TASSIGN(Tinv_below_32_f16, 0x2e000);
-    TileLeft<half, 32, 16> Tinv_corner_32_left;
-    TASSIGN(Tinv_corner_32_left, 0x0);
-    TileRight<half, 32, 16> Tinv_corner_32_right;
-    TASSIGN(Tinv_corner_32_right, 0x0);
-    L1Tile<half, 64, 64> Tinv_blocks_32;
-    TASSIGN(Tinv_blocks_32, 0x24a00);
-    TileLeft<half, 32, 32> Tinv_below_64_left;
-    TASSIGN(Tinv_below_64_left, 0x8000);
-    TileRight<half, 32, 32> Tinv_below_64_right;
-    TASSIGN(Tinv_below_64_right, 0x8000);
-    TileAcc<float, 32, 32> Tinv_below_64;
-    TASSIGN(Tinv_below_64, 0x11000);
-    L1Tile<half, 32, 32> Tinv_below_64_f16;
-    TASSIGN(Tinv_below_64_f16, 0x2e400);
-    TileLeft<half, 32, 32> Tinv_corner_64_left;
-    TASSIGN(Tinv_corner_64_left, 0x0);
-    TileRight<half, 32, 32> Tinv_corner_64_right;
-    TASSIGN(Tinv_corner_64_right, 0x0);
-    TileAcc<float, 32, 32> Tinv_corner_64;
-    TASSIGN(Tinv_corner_64, 0x12000);
-    L1Tile<half, 64, 64> Tinv_blocks_64;
-    TASSIGN(Tinv_blocks_64, 0x24a00);
-    L1Tile<half, 64, 64> minus_identity;
-    TASSIGN(minus_identity, 0x34000);
-    TileLeft<half, 64, 64> Tinv_left;
-    TASSIGN(Tinv_left, 0x8000);
-    TileRight<half, 64, 64> Tinv_right;
-    TASSIGN(Tinv_right, 0x8000);
-    TileAcc<float, 64, 64> Tinv;
-    TASSIGN(Tinv, 0x13000);
-    L1Tile<half, 64, 64> Tinv_f16;
-    TASSIGN(Tinv_f16, 0x36000);
-    L1Tile<half, 64, 128> k_exp_W_to_32_2_f16_in;
-    TASSIGN(k_exp_W_to_32_2_f16_in, 0x38000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_2_left;
-    TASSIGN(a_exp_W_to_product_2_left, 0x0);
-    TileRight<half, 128, 64> a_exp_W_to_product_2_right;
-    TASSIGN(a_exp_W_to_product_2_right, 0x0);
-    TileAcc<float, 64, 64> a_exp_W_to_product_2;
-    TASSIGN(a_exp_W_to_product_2, 0x17000);
-    L1Tile<half, 64, 128> k_exp_W_to_16_2_f16_in;
-    TASSIGN(k_exp_W_to_16_2_f16_in, 0x40000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_4_left;
-    TASSIGN(a_exp_W_to_product_4_left, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_4_right;
-    TASSIGN(a_exp_W_to_product_4_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_4;
-    TASSIGN(a_exp_W_to_product_4, 0x1b000);
-    L1Tile<half, 64, 128> k_exp_W_to_8_2_f16_in;
-    TASSIGN(k_exp_W_to_8_2_f16_in, 0x48000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_6_left;
-    TASSIGN(a_exp_W_to_product_6_left, 0x0);
-    TileRight<half, 128, 64> a_exp_W_to_product_6_right;
-    TASSIGN(a_exp_W_to_product_6_right, 0x0);
-    TileAcc<float, 64, 64> a_exp_W_to_product_6;
-    TASSIGN(a_exp_W_to_product_6, 0x0);
-    L1Tile<half, 64, 128> k_exp_W_to_4_2_f16_in;
-    TASSIGN(k_exp_W_to_4_2_f16_in, 0x4c000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_8_left;
-    TASSIGN(a_exp_W_to_product_8_left, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_8_right;
-    TASSIGN(a_exp_W_to_product_8_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_8;
-    TASSIGN(a_exp_W_to_product_8, 0x4000);
-    L1Tile<half, 64, 128> k_exp_W_to_2_2_f16_in;
-    TASSIGN(k_exp_W_to_2_2_f16_in, 0x50000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_10_left;
-    TASSIGN(a_exp_W_to_product_10_left, 0x0);
-    TileRight<half, 128, 64> a_exp_W_to_product_10_right;
-    TASSIGN(a_exp_W_to_product_10_right, 0x0);
-    TileAcc<float, 64, 64> a_exp_W_to_product_10;
-    TASSIGN(a_exp_W_to_product_10, 0x8000);
-    L1Tile<half, 64, 128> k_exp_W_to_1_2_f16_in;
-    TASSIGN(k_exp_W_to_1_2_f16_in, 0x54000);
-    TileLeft<half, 64, 128> a_exp_W_to_product_12_left;
-    TASSIGN(a_exp_W_to_product_12_left, 0x8000);
-    TileRight<half, 128, 64> a_exp_W_to_product_12_right;
-    TASSIGN(a_exp_W_to_product_12_right, 0x8000);
-    TileAcc<float, 64, 64> a_exp_W_to_product_12;
-    TASSIGN(a_exp_W_to_product_12, 0xc000);
-    L1Tile<half, 64, 64> operand_of_Z_f16_in;
-    TASSIGN(operand_of_Z_f16_in, 0x5c000);
-    L1Tile<half, 64, 128> v;
-    TASSIGN(v, 0x5e000);
-    TileLeft<half, 64, 64> operand_of_Z_v_left;
-    TASSIGN(operand_of_Z_v_left, 0x0);
-    TileRight<half, 64, 128> operand_of_Z_v_right;
-    TASSIGN(operand_of_Z_v_right, 0x0);
-    TileAcc<float, 64, 128> operand_of_Z_v;
-    TASSIGN(operand_of_Z_v, 0x10000);
-    L1Tile<half, 64, 128> exp_W0_a_f16_in;
-    TASSIGN(exp_W0_a_f16_in, 0x62000);
-    L1Tile<half, 128, 128> S_f16_in;
-    TASSIGN(S_f16_in, 0x70000);
-    TileLeft<half, 64, 128> operand_of_Z_2_left;
-    TASSIGN(operand_of_Z_2_left, 0x8000);
-    TileRight<half, 128, 128> operand_of_Z_2_right;
-    TASSIGN(operand_of_Z_2_right, 0x8000);
-    TileAcc<float, 64, 128> operand_of_Z_2;
-    TASSIGN(operand_of_Z_2, 0x10000);
-    L1Tile<half, 64, 128> operand_of_Z_2_f16;
-    TASSIGN(operand_of_Z_2_f16, 0x78000);
-    TileLeft<half, 64, 64> Z_left;
-    TASSIGN(Z_left, 0x0);
-    TileRight<half, 64, 128> Z_right;
-    TASSIGN(Z_right, 0x0);
-    TileAcc<float, 64, 128> Z;
-    TASSIGN(Z, 0x18000);
-    L1Tile<half, 64, 128> Z_f16;
-    TASSIGN(Z_f16, 0x7c000);
-    L1Tile<half, 64, 128> to_end_b_f16_in;
-    TASSIGN(to_end_b_f16_in, 0x4000);
-    TileLeft<half, 128, 64> S_next_part_left;
-    TASSIGN(S_next_part_left, 0x8000);
-    TileRight<half, 64, 128> S_next_part_right;
-    TASSIGN(S_next_part_right, 0x8000);
-    TileAcc<float, 128, 128> S_next_part;
-    TASSIGN(S_next_part, 0x0);
-    L1Tile<half, 64, 128> to_end_k_f16_in;
-    TASSIGN(to_end_k_f16_in, 0x8000);
-    TileLeft<half, 128, 64> to_end_kT_v_sum_part_left;
-    TASSIGN(to_end_kT_v_sum_part_left, 0x0);
-    TileRight<half, 64, 128> to_end_kT_v_sum_part_right;
-    TASSIGN(to_end_kT_v_sum_part_right, 0x0);
-    TileAcc<float, 128, 128> to_end_kT_v_sum_part;
-    TASSIGN(to_end_kT_v_sum_part, 0x10000);
-    L1Tile<half, 64, 128> r_exp_W_to_32_2_f16_in;
-    TASSIGN(r_exp_W_to_32_2_f16_in, 0xc000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_left;
-    TASSIGN(r_exp_W_to_product_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_right;
-    TASSIGN(r_exp_W_to_product_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product;
-    TASSIGN(r_exp_W_to_product, 0x0);
-    L1Tile<half, 64, 128> r_exp_W_to_16_2_f16_in;
-    TASSIGN(r_exp_W_to_16_2_f16_in, 0x10000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_3_left;
-    TASSIGN(r_exp_W_to_product_3_left, 0x0);
-    TileRight<half, 128, 64> r_exp_W_to_product_3_right;
-    TASSIGN(r_exp_W_to_product_3_right, 0x0);
-    TileAcc<float, 64, 64> r_exp_W_to_product_3;
-    TASSIGN(r_exp_W_to_product_3, 0x4000);
-    L1Tile<half, 64, 128> r_exp_W_to_8_2_f16_in;
-    TASSIGN(r_exp_W_to_8_2_f16_in, 0x14000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_5_left;
-    TASSIGN(r_exp_W_to_product_5_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_5_right;
-    TASSIGN(r_exp_W_to_product_5_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_5;
-    TASSIGN(r_exp_W_to_product_5, 0x8000);
-    L1Tile<half, 64, 128> r_exp_W_to_4_2_f16_in;
-    TASSIGN(r_exp_W_to_4_2_f16_in, 0x18000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_7_left;
-    TASSIGN(r_exp_W_to_product_7_left, 0x0);
-    TileRight<half, 128, 64> r_exp_W_to_product_7_right;
-    TASSIGN(r_exp_W_to_product_7_right, 0x0);
-    TileAcc<float, 64, 64> r_exp_W_to_product_7;
-    TASSIGN(r_exp_W_to_product_7, 0xc000);
-    L1Tile<half, 64, 128> r_exp_W_to_2_2_f16_in;
-    TASSIGN(r_exp_W_to_2_2_f16_in, 0x20000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_9_left;
-    TASSIGN(r_exp_W_to_product_9_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_9_right;
-    TASSIGN(r_exp_W_to_product_9_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_9;
-    TASSIGN(r_exp_W_to_product_9, 0x10000);
-    L1Tile<half, 64, 128> r_exp_W_to_1_2_f16_in;
-    TASSIGN(r_exp_W_to_1_2_f16_in, 0x24000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_11_left;
-    TASSIGN(r_exp_W_to_product_11_left, 0x0);
-    TileRight<half, 128, 64> r_exp_W_to_product_11_right;
-    TASSIGN(r_exp_W_to_product_11_right, 0x0);
-    TileAcc<float, 64, 64> r_exp_W_to_product_11;
-    TASSIGN(r_exp_W_to_product_11, 0x14000);
-    L1Tile<half, 64, 128> r_cube;
-    TASSIGN(r_cube, 0x28000);
-    L1Tile<half, 64, 128> k_cube;
-    TASSIGN(k_cube, 0x2c000);
-    TileLeft<half, 64, 128> r_kT_left;
-    TASSIGN(r_kT_left, 0x8000);
-    TileRight<half, 128, 64> r_kT_right;
-    TASSIGN(r_kT_right, 0x8000);
-    TileAcc<float, 64, 64> r_kT;
-    TASSIGN(r_kT, 0x18000);
-    L1Tile<half, 64, 64> operand_of_o_2_f16_in;
-    TASSIGN(operand_of_o_2_f16_in, 0x34000);
-    TileLeft<half, 64, 64> operand_of_o_2_v_left;
-    TASSIGN(operand_of_o_2_v_left, 0x0);
-    TileRight<half, 64, 128> operand_of_o_2_v_right;
-    TASSIGN(operand_of_o_2_v_right, 0x0);
-    TileAcc<float, 64, 128> operand_of_o_2_v;
-    TASSIGN(operand_of_o_2_v, 0x0);
-    TileLeft<half, 64, 128> r_exp_W_to_product_2_left;
-    TASSIGN(r_exp_W_to_product_2_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_2_right;
-    TASSIGN(r_exp_W_to_product_2_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_2;
-    TASSIGN(r_exp_W_to_product_2, 0x8000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_4_left;
-    TASSIGN(r_exp_W_to_product_4_left, 0x0);
-    TileRight<half, 128, 64> r_exp_W_to_product_4_right;
-    TASSIGN(r_exp_W_to_product_4_right, 0x0);
-    TileAcc<float, 64, 64> r_exp_W_to_product_4;
-    TASSIGN(r_exp_W_to_product_4, 0xc000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_6_left;
-    TASSIGN(r_exp_W_to_product_6_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_6_right;
-    TASSIGN(r_exp_W_to_product_6_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_6;
-    TASSIGN(r_exp_W_to_product_6, 0x10000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_8_left;
-    TASSIGN(r_exp_W_to_product_8_left, 0x0);
-    TileRight<half, 128, 64> r_exp_W_to_product_8_right;
-    TASSIGN(r_exp_W_to_product_8_right, 0x0);
-    TileAcc<float, 64, 64> r_exp_W_to_product_8;
-    TASSIGN(r_exp_W_to_product_8, 0x14000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_10_left;
-    TASSIGN(r_exp_W_to_product_10_left, 0x8000);
-    TileRight<half, 128, 64> r_exp_W_to_product_10_right;
-    TASSIGN(r_exp_W_to_product_10_right, 0x8000);
-    TileAcc<float, 64, 64> r_exp_W_to_product_10;
-    TASSIGN(r_exp_W_to_product_10, 0x18000);
-    TileLeft<half, 64, 128> r_exp_W_to_product_12_left;
-    TASSIGN(r_exp_W_to_product_12_left, 0x0);
-    TileRight<half, 128, 64> r_exp_W_to_product_12_right;
-    TASSIGN(r_exp_W_to_product_12_right, 0x0);
-    TileAcc<float, 64, 64> r_exp_W_to_product_12;
-    TASSIGN(r_exp_W_to_product_12, 0x1c000);
-    L1Tile<half, 64, 128> b_cube;
-    TASSIGN(b_cube, 0x36000);
-    TileLeft<half, 64, 128> r_bT_left;
-    TASSIGN(r_bT_left, 0x8000);
-    TileRight<half, 128, 64> r_bT_right;
-    TASSIGN(r_bT_right, 0x8000);
-    TileAcc<float, 64, 64> r_bT;
-    TASSIGN(r_bT, 0x8000);
-    L1Tile<half, 64, 64> operand_of_o_f16_in;
-    TASSIGN(operand_of_o_f16_in, 0x3a000);
-    TileLeft<half, 64, 64> operand_of_o_Z_sum_left;
-    TASSIGN(operand_of_o_Z_sum_left, 0x0);
-    TileRight<half, 64, 128> operand_of_o_Z_sum_right;
-    TASSIGN(operand_of_o_Z_sum_right, 0x0);
-    TileAcc<float, 64, 128> operand_of_o_Z_sum;
-    TASSIGN(operand_of_o_Z_sum, 0x0);
-    L1Tile<half, 64, 128> exp_W_r_f16_in;
-    TASSIGN(exp_W_r_f16_in, 0x3c000);
-    TileLeft<half, 64, 128> o_sum_2_left;
-    TASSIGN(o_sum_2_left, 0x8000);
-    TileRight<half, 128, 128> o_sum_2_right;
-    TASSIGN(o_sum_2_right, 0x8000);
-    TileAcc<float, 64, 128> o_sum_2;
-    TASSIGN(o_sum_2, 0x0);
+    auto exp_w_times_0_sum_in = tile_at<L1Tile<float, 64, 128>>(0x0);
+    auto lower_mask = tile_at<L1Tile<float, 64, 64>>(0x8000);
+    auto W_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto W_in = tile_at<L1Tile<float, 64, 128>>(0xc000);
+    auto to_middle_32_of_0_2 = tile_at<L1Tile<float, 64, 64>>(0x14000);
+    auto W_product_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto W_product_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto W_product = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto strictly_lower_mask = tile_at<L1Tile<float, 64, 64>>(0x18000);
+    auto W0_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W0_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W0 = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto W0_in = tile_at<L1Tile<float, 64, 128>>(0x1c000);
+    auto to_middle_32_of_1_2 = tile_at<L1Tile<float, 64, 64>>(0x24000);
+    auto W_to_32_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto W_to_32_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto W_to_32 = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto a_exp_W_to_32_f16_in = tile_at<L1Tile<half, 64, 128>>(0x28000);
+    auto to_middle_32_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x2c000);
+    auto W_to_32_2_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_to_32_2_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_to_32_2 = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto b_exp_W_to_32_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x30000);
+    auto a_exp_W_to_product_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto a_exp_W_to_product_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto a_exp_W_to_product = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto to_middle_16_of_0_2 = tile_at<L1Tile<float, 64, 64>>(0x34000);
+    auto W_product_2_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_product_2_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_product_2 = tile_at<TileAcc<float, 64, 128>>(0x4000);
+    auto to_middle_16_of_1_2 = tile_at<L1Tile<float, 64, 64>>(0x38000);
+    auto W_to_16_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto W_to_16_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto W_to_16 = tile_at<TileAcc<float, 64, 128>>(0x4000);
+    auto a_exp_W_to_16_f16_in = tile_at<L1Tile<half, 64, 128>>(0x3c000);
+    auto to_middle_16_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x40000);
+    auto W_to_16_2_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_to_16_2_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_to_16_2 = tile_at<TileAcc<float, 64, 128>>(0xc000);
+    auto b_exp_W_to_16_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x44000);
+    auto a_exp_W_to_product_3_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto a_exp_W_to_product_3_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto a_exp_W_to_product_3 = tile_at<TileAcc<float, 64, 64>>(0x14000);
+    auto to_middle_8_of_0_2 = tile_at<L1Tile<float, 64, 64>>(0x48000);
+    auto W_product_3_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_product_3_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_product_3 = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto to_middle_8_of_1_2 = tile_at<L1Tile<float, 64, 64>>(0x4c000);
+    auto W_to_8_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto W_to_8_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto W_to_8 = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto a_exp_W_to_8_f16_in = tile_at<L1Tile<half, 64, 128>>(0x50000);
+    auto to_middle_8_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x54000);
+    auto W_to_8_2_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_to_8_2_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_to_8_2 = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto b_exp_W_to_8_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x58000);
+    auto a_exp_W_to_product_5_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto a_exp_W_to_product_5_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto a_exp_W_to_product_5 = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto to_middle_4_of_0_2 = tile_at<L1Tile<float, 64, 64>>(0x5c000);
+    auto W_product_4_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_product_4_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_product_4 = tile_at<TileAcc<float, 64, 128>>(0xc000);
+    auto to_middle_4_of_1_2 = tile_at<L1Tile<float, 64, 64>>(0x60000);
+    auto W_to_4_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto W_to_4_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto W_to_4 = tile_at<TileAcc<float, 64, 128>>(0xc000);
+    auto a_exp_W_to_4_f16_in = tile_at<L1Tile<half, 64, 128>>(0x64000);
+    auto to_middle_4_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x68000);
+    auto W_to_4_2_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_to_4_2_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_to_4_2 = tile_at<TileAcc<float, 64, 128>>(0x14000);
+    auto b_exp_W_to_4_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x6c000);
+    auto a_exp_W_to_product_7_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto a_exp_W_to_product_7_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto a_exp_W_to_product_7 = tile_at<TileAcc<float, 64, 64>>(0x1c000);
+    auto to_middle_2_of_0_2 = tile_at<L1Tile<float, 64, 64>>(0x70000);
+    auto W_product_5_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_product_5_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_product_5 = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto to_middle_2_of_1_2 = tile_at<L1Tile<float, 64, 64>>(0x74000);
+    auto W_to_2_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto W_to_2_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto W_to_2 = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto a_exp_W_to_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x78000);
+    auto to_middle_2_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x7c000);
+    auto W_to_2_2_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_to_2_2_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_to_2_2 = tile_at<TileAcc<float, 64, 128>>(0x8000);
+    auto b_exp_W_to_2_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x0);
+    auto a_exp_W_to_product_9_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto a_exp_W_to_product_9_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto a_exp_W_to_product_9 = tile_at<TileAcc<float, 64, 64>>(0x10000);
+    auto to_middle_1_of_0_2 = tile_at<L1Tile<float, 64, 64>>(0x4000);
+    auto W_product_6_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_product_6_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_product_6 = tile_at<TileAcc<float, 64, 128>>(0x14000);
+    auto to_middle_1_of_1_2 = tile_at<L1Tile<float, 64, 64>>(0x8000);
+    auto W_to_1_left = tile_at<TileLeft<float, 64, 64>>(0x8000);
+    auto W_to_1_right = tile_at<TileRight<float, 64, 128>>(0x8000);
+    auto W_to_1 = tile_at<TileAcc<float, 64, 128>>(0x14000);
+    auto a_exp_W_to_1_f16_in = tile_at<L1Tile<half, 64, 128>>(0x14000);
+    auto to_middle_1_of_0_1 = tile_at<L1Tile<float, 64, 64>>(0x18000);
+    auto W_to_1_2_left = tile_at<TileLeft<float, 64, 64>>(0x0);
+    auto W_to_1_2_right = tile_at<TileRight<float, 64, 128>>(0x0);
+    auto W_to_1_2 = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto b_exp_W_to_1_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x1c000);
+    auto a_exp_W_to_product_11_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto a_exp_W_to_product_11_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto a_exp_W_to_product_11 = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto Tinv_rows_2_f16_in = tile_at<L1Tile<half, 64, 16>>(0x20000);
+    auto Tinv_diagonal_4_f16_in = tile_at<L1Tile<half, 64, 16>>(0x20800);
+    auto Tinv_below_4_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_below_4_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_below_4 = tile_at<TileAcc<float, 64, 16>>(0xc000);
+    auto Tinv_below_4_f16 = tile_at<L1Tile<half, 64, 16>>(0x21000);
+    auto identity = tile_at<L1Tile<half, 16, 16>>(0x21800);
+    auto identity_product_left = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto identity_product_right = tile_at<TileRight<half, 16, 16>>(0x8000);
+    auto identity_product = tile_at<TileAcc<float, 64, 16>>(0xd000);
+    auto Tinv_rows_4_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_4_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_4 = tile_at<TileAcc<float, 64, 16>>(0xd000);
+    auto Tinv_rows_4_f16 = tile_at<L1Tile<half, 64, 16>>(0x21a00);
+    auto Tinv_diagonal_8_f16_in = tile_at<L1Tile<half, 64, 16>>(0x22200);
+    auto Tinv_below_8_left = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_8_right = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_8 = tile_at<TileAcc<float, 64, 16>>(0xe000);
+    auto Tinv_below_8_f16 = tile_at<L1Tile<half, 64, 16>>(0x22a00);
+    auto Tinv_rows_8_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_8_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_rows_8 = tile_at<TileAcc<float, 64, 16>>(0xd000);
+    auto Tinv_rows_8_f16 = tile_at<L1Tile<half, 64, 16>>(0x23200);
+    auto Tinv_diagonal_16_f16_in = tile_at<L1Tile<half, 64, 16>>(0x23a00);
+    auto Tinv_below_16_left = tile_at<TileLeft<half, 64, 16>>(0x8000);
+    auto Tinv_below_16_right = tile_at<TileRight<half, 64, 16>>(0x8000);
+    auto Tinv_below_16 = tile_at<TileAcc<float, 64, 16>>(0xf000);
+    auto Tinv_below_16_f16 = tile_at<L1Tile<half, 64, 16>>(0x24200);
+    auto Tinv_rows_16_left = tile_at<TileLeft<half, 64, 16>>(0x0);
+    auto Tinv_rows_16_right = tile_at<TileRight<half, 64, 16>>(0x0);
+    auto Tinv_zeros = tile_at<L1Tile<half, 64, 64>>(0x24a00);
+    auto Tinv_blocks_16 = tile_at<L1Tile<half, 64, 64>>(0x24a00);
+    auto Tinv_neg_f16_in = tile_at<L1Tile<half, 64, 64>>(0x2c000);
+    auto Tinv_below_32 = tile_at<TileAcc<float, 32, 16>>(0x10000);
+    auto Tinv_below_32_f16 = tile_at<L1Tile<half, 32, 16>>(0x2e000);
+    auto Tinv_corner_32_right = tile_at<TileRight<half, 32, 16>>(0x0);
+    auto Tinv_blocks_32 = tile_at<L1Tile<half, 64, 64>>(0x24a00);
+    auto Tinv_below_64_left = tile_at<TileLeft<half, 32, 32>>(0x8000);
+    auto Tinv_below_64_right = tile_at<TileRight<half, 32, 32>>(0x8000);
+    auto Tinv_below_64 = tile_at<TileAcc<float, 32, 32>>(0x11000);
+    auto Tinv_below_64_f16 = tile_at<L1Tile<half, 32, 32>>(0x2e400);
+    auto Tinv_corner_64_left = tile_at<TileLeft<half, 32, 32>>(0x0);
+    auto Tinv_corner_64_right = tile_at<TileRight<half, 32, 32>>(0x0);
+    auto Tinv_corner_64 = tile_at<TileAcc<float, 32, 32>>(0x12000);
+    auto Tinv_blocks_64 = tile_at<L1Tile<half, 64, 64>>(0x24a00);
+    auto minus_identity = tile_at<L1Tile<half, 64, 64>>(0x34000);
+    auto Tinv_left = tile_at<TileLeft<half, 64, 64>>(0x8000);
+    auto Tinv_right = tile_at<TileRight<half, 64, 64>>(0x8000);
+    auto Tinv = tile_at<TileAcc<float, 64, 64>>(0x13000);
+    auto Tinv_f16 = tile_at<L1Tile<half, 64, 64>>(0x36000);
+    auto k_exp_W_to_32_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x38000);
+    auto a_exp_W_to_product_2_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto a_exp_W_to_product_2_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto a_exp_W_to_product_2 = tile_at<TileAcc<float, 64, 64>>(0x17000);
+    auto k_exp_W_to_16_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x40000);
+    auto a_exp_W_to_product_4_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto a_exp_W_to_product_4_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto a_exp_W_to_product_4 = tile_at<TileAcc<float, 64, 64>>(0x1b000);
+    auto k_exp_W_to_8_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x48000);
+    auto a_exp_W_to_product_6_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto a_exp_W_to_product_6_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto a_exp_W_to_product_6 = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto k_exp_W_to_4_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x4c000);
+    auto a_exp_W_to_product_8_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto a_exp_W_to_product_8_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto a_exp_W_to_product_8 = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto k_exp_W_to_2_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x50000);
+    auto a_exp_W_to_product_10_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto a_exp_W_to_product_10_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto a_exp_W_to_product_10 = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto k_exp_W_to_1_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x54000);
+    auto a_exp_W_to_product_12_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto a_exp_W_to_product_12_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto a_exp_W_to_product_12 = tile_at<TileAcc<float, 64, 64>>(0xc000);
+    auto operand_of_Z_f16_in = tile_at<L1Tile<half, 64, 64>>(0x5c000);
+    auto v = tile_at<L1Tile<half, 64, 128>>(0x5e000);
+    auto operand_of_Z_v_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto operand_of_Z_v_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto operand_of_Z_v = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto exp_W0_a_f16_in = tile_at<L1Tile<half, 64, 128>>(0x62000);
+    auto S_f16_in = tile_at<L1Tile<half, 128, 128>>(0x70000);
+    auto operand_of_Z_2_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto operand_of_Z_2_right = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto operand_of_Z_2 = tile_at<TileAcc<float, 64, 128>>(0x10000);
+    auto operand_of_Z_2_f16 = tile_at<L1Tile<half, 64, 128>>(0x78000);
+    auto Z_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto Z_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto Z = tile_at<TileAcc<float, 64, 128>>(0x18000);
+    auto Z_f16 = tile_at<L1Tile<half, 64, 128>>(0x7c000);
+    auto to_end_b_f16_in = tile_at<L1Tile<half, 64, 128>>(0x4000);
+    auto S_next_part_left = tile_at<TileLeft<half, 128, 64>>(0x8000);
+    auto S_next_part_right = tile_at<TileRight<half, 64, 128>>(0x8000);
+    auto S_next_part = tile_at<TileAcc<float, 128, 128>>(0x0);
+    auto to_end_k_f16_in = tile_at<L1Tile<half, 64, 128>>(0x8000);
+    auto to_end_kT_v_sum_part_left = tile_at<TileLeft<half, 128, 64>>(0x0);
+    auto to_end_kT_v_sum_part_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto to_end_kT_v_sum_part = tile_at<TileAcc<float, 128, 128>>(0x10000);
+    auto r_exp_W_to_32_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0xc000);
+    auto r_exp_W_to_product_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto r_exp_W_to_product_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto r_exp_W_to_product = tile_at<TileAcc<float, 64, 64>>(0x0);
+    auto r_exp_W_to_16_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x10000);
+    auto r_exp_W_to_product_3_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto r_exp_W_to_product_3_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto r_exp_W_to_product_3 = tile_at<TileAcc<float, 64, 64>>(0x4000);
+    auto r_exp_W_to_8_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x14000);
+    auto r_exp_W_to_product_5_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto r_exp_W_to_product_5_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto r_exp_W_to_product_5 = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto r_exp_W_to_4_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x18000);
+    auto r_exp_W_to_product_7_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto r_exp_W_to_product_7_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto r_exp_W_to_product_7 = tile_at<TileAcc<float, 64, 64>>(0xc000);
+    auto r_exp_W_to_2_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x20000);
+    auto r_exp_W_to_product_9_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto r_exp_W_to_product_9_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto r_exp_W_to_product_9 = tile_at<TileAcc<float, 64, 64>>(0x10000);
+    auto r_exp_W_to_1_2_f16_in = tile_at<L1Tile<half, 64, 128>>(0x24000);
+    auto r_exp_W_to_product_11_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto r_exp_W_to_product_11_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto r_exp_W_to_product_11 = tile_at<TileAcc<float, 64, 64>>(0x14000);
+    auto r_cube = tile_at<L1Tile<half, 64, 128>>(0x28000);
+    auto k_cube = tile_at<L1Tile<half, 64, 128>>(0x2c000);
+    auto r_kT_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto r_kT_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto r_kT = tile_at<TileAcc<float, 64, 64>>(0x18000);
+    auto operand_of_o_2_f16_in = tile_at<L1Tile<half, 64, 64>>(0x34000);
+    auto operand_of_o_2_v_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto operand_of_o_2_v_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto operand_of_o_2_v = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto r_exp_W_to_product_2_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto r_exp_W_to_product_2_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto r_exp_W_to_product_2 = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto r_exp_W_to_product_4_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto r_exp_W_to_product_4_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto r_exp_W_to_product_4 = tile_at<TileAcc<float, 64, 64>>(0xc000);
+    auto r_exp_W_to_product_6_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto r_exp_W_to_product_6_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto r_exp_W_to_product_6 = tile_at<TileAcc<float, 64, 64>>(0x10000);
+    auto r_exp_W_to_product_8_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto r_exp_W_to_product_8_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto r_exp_W_to_product_8 = tile_at<TileAcc<float, 64, 64>>(0x14000);
+    auto r_exp_W_to_product_10_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto r_exp_W_to_product_10_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto r_exp_W_to_product_10 = tile_at<TileAcc<float, 64, 64>>(0x18000);
+    auto r_exp_W_to_product_12_left = tile_at<TileLeft<half, 64, 128>>(0x0);
+    auto r_exp_W_to_product_12_right = tile_at<TileRight<half, 128, 64>>(0x0);
+    auto r_exp_W_to_product_12 = tile_at<TileAcc<float, 64, 64>>(0x1c000);
+    auto b_cube = tile_at<L1Tile<half, 64, 128>>(0x36000);
+    auto r_bT_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto r_bT_right = tile_at<TileRight<half, 128, 64>>(0x8000);
+    auto r_bT = tile_at<TileAcc<float, 64, 64>>(0x8000);
+    auto operand_of_o_f16_in = tile_at<L1Tile<half, 64, 64>>(0x3a000);
+    auto operand_of_o_Z_sum_left = tile_at<TileLeft<half, 64, 64>>(0x0);
+    auto operand_of_o_Z_sum_right = tile_at<TileRight<half, 64, 128>>(0x0);
+    auto operand_of_o_Z_sum = tile_at<TileAcc<float, 64, 128>>(0x0);
+    auto exp_W_r_f16_in = tile_at<L1Tile<half, 64, 128>>(0x3c000);
+    auto o_sum_2_left = tile_at<TileLeft<half, 64, 128>>(0x8000);
+    auto o_sum_2_right = tile_at<TileRight<half, 128, 128>>(0x8000);
+    auto o_sum_2 = tile_at<TileAcc<float, 64, 128>>(0x0);
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
@@ -1124,15 +904,9 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             wait_flag_dev(0);  // exp_w_times_0_sum_channel -> exp_w_times_0_sum_in
-            {
-                auto from = view(exp_w_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_w_times_0_sum_in, from);
-            }
+            TLOAD(exp_w_times_0_sum_in, view(exp_w_times_0_sum_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             // W = cumsum(w)
-            {
-                auto from = view(lower_mask_gm, 64, 64, 64);
-                TLOAD(lower_mask, from);
-            }
+            TLOAD(lower_mask, view(lower_mask_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> W_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // lower_mask -> W_left
             TEXTRACT(W_left, lower_mask, 0, 0);
@@ -1142,21 +916,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(W, W_left, W_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W -> store
-            {
-                auto to = view(W_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W);
-            }
+            TSTORE(view(W_channel_gm + get_block_idx() * 8192, 64, 128, 128), W);
             set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // W_channel -> W_in
             wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID0);  // W_channel -> W_in
-            {
-                auto from = view(W_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(W_in, from);
-            }
+            TLOAD(W_in, view(W_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             // a_exp_W_to_32 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_32_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_32_of_0_2, from);
-            }
+            TLOAD(to_middle_32_of_0_2, view(to_middle_32_of_0_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_32_of_0_2 -> W_product_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // to_middle_32_of_0_2 -> W_product_left
             TEXTRACT(W_product_left, to_middle_32_of_0_2, 0, 0);
@@ -1165,10 +930,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // W_product_right -> W_product
             TMATMUL(W_product, W_product_left, W_product_right);
             // W0 = cumsum(w)
-            {
-                auto from = view(strictly_lower_mask_gm, 64, 64, 64);
-                TLOAD(strictly_lower_mask, from);
-            }
+            TLOAD(strictly_lower_mask, view(strictly_lower_mask_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // strictly_lower_mask -> W0_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // strictly_lower_mask -> W0_left
             TEXTRACT(W0_left, strictly_lower_mask, 0, 0);
@@ -1178,21 +940,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(W0, W0_left, W0_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W0 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W0 -> store
-            {
-                auto to = view(W0_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W0);
-            }
+            TSTORE(view(W0_channel_gm + get_block_idx() * 8192, 64, 128, 128), W0);
             set_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID1);  // W0_channel -> W0_in
             wait_flag(PIPE_FIX, PIPE_MTE2, EVENT_ID1);  // W0_channel -> W0_in
-            {
-                auto from = view(W0_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(W0_in, from);
-            }
+            TLOAD(W0_in, view(W0_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             // a_exp_W_to_32 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_32_of_1_2_gm, 64, 64, 64);
-                TLOAD(to_middle_32_of_1_2, from);
-            }
+            TLOAD(to_middle_32_of_1_2, view(to_middle_32_of_1_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_32_of_1_2 -> W_to_32_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_32_of_1_2 -> W_to_32_left
             TEXTRACT(W_to_32_left, to_middle_32_of_1_2, 0, 0);
@@ -1202,21 +955,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL_ACC(W_to_32, W_product, W_to_32_left, W_to_32_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_32 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_32 -> store
-            {
-                auto to = view(W_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_32);
-            }
+            TSTORE(view(W_to_32_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_32);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_32_channel -> W_to_32_in_36
             wait_flag_dev(0);  // a_exp_W_to_32_f16_channel -> a_exp_W_to_32_f16_in
-            {
-                auto from = view(a_exp_W_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_32_f16_in, from);
-            }
+            TLOAD(a_exp_W_to_32_f16_in, view(a_exp_W_to_32_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             // exp_W_to_32_2 = exp(to_middle(W))
-            {
-                auto from = view(to_middle_32_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_32_of_0_1, from);
-            }
+            TLOAD(to_middle_32_of_0_1, view(to_middle_32_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_32_of_0_1 -> W_to_32_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_32_of_0_1 -> W_to_32_2_left
             TEXTRACT(W_to_32_2_left, to_middle_32_of_0_1, 0, 0);
@@ -1226,16 +970,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(W_to_32_2, W_to_32_2_left, W_to_32_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_32_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_32_2 -> store
-            {
-                auto to = view(W_to_32_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_32_2);
-            }
+            TSTORE(view(W_to_32_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_32_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_32_2_channel -> W_to_32_2_in_42
             wait_flag_dev(0);  // b_exp_W_to_32_2_f16_channel -> b_exp_W_to_32_2_f16_in
-            {
-                auto from = view(b_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_32_2_f16_in, from);
-            }
+            TLOAD(b_exp_W_to_32_2_f16_in, view(b_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_32_2_f16_in -> a_exp_W_to_product_right
             TEXTRACT(a_exp_W_to_product_left, a_exp_W_to_32_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_32_2_f16_in -> a_exp_W_to_product_right
@@ -1251,16 +989,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // a_exp_W_to_product -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_product_left -> W_to_16_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // a_exp_W_to_product -> store
-            {
-                auto to = view(a_exp_W_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product);
-            }
+            TSTORE(view(a_exp_W_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_channel -> a_exp_W_to_product_in_99
             // a_exp_W_to_16 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_16_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_16_of_0_2, from);
-            }
+            TLOAD(to_middle_16_of_0_2, view(to_middle_16_of_0_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_16_of_0_2 -> W_product_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_16_of_0_2 -> W_product_2_left
             TEXTRACT(W_product_2_left, to_middle_16_of_0_2, 0, 0);
@@ -1268,10 +1000,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_2_right -> W_product_2
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_2_right -> W_product_2
             TMATMUL(W_product_2, W_product_2_left, W_product_2_right);
-            {
-                auto from = view(to_middle_16_of_1_2_gm, 64, 64, 64);
-                TLOAD(to_middle_16_of_1_2, from);
-            }
+            TLOAD(to_middle_16_of_1_2, view(to_middle_16_of_1_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_16_of_1_2 -> W_to_16_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_16_of_1_2 -> W_to_16_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // a_exp_W_to_product_left -> W_to_16_left
@@ -1282,21 +1011,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL_ACC(W_to_16, W_product_2, W_to_16_left, W_to_16_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // W_to_16 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // W_to_16 -> store
-            {
-                auto to = view(W_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_16);
-            }
+            TSTORE(view(W_to_16_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_16);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_16_channel -> W_to_16_in_82
             wait_flag_dev(0);  // a_exp_W_to_16_f16_channel -> a_exp_W_to_16_f16_in
-            {
-                auto from = view(a_exp_W_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_16_f16_in, from);
-            }
+            TLOAD(a_exp_W_to_16_f16_in, view(a_exp_W_to_16_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             // exp_W_to_16_2 = exp(to_middle(W))
-            {
-                auto from = view(to_middle_16_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_16_of_0_1, from);
-            }
+            TLOAD(to_middle_16_of_0_1, view(to_middle_16_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_16_of_0_1 -> W_to_16_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_16_of_0_1 -> W_to_16_2_left
             TEXTRACT(W_to_16_2_left, to_middle_16_of_0_1, 0, 0);
@@ -1306,16 +1026,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(W_to_16_2, W_to_16_2_left, W_to_16_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_16_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_16_2 -> store
-            {
-                auto to = view(W_to_16_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_16_2);
-            }
+            TSTORE(view(W_to_16_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_16_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_16_2_channel -> W_to_16_2_in_88
             wait_flag_dev(0);  // b_exp_W_to_16_2_f16_channel -> b_exp_W_to_16_2_f16_in
-            {
-                auto from = view(b_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_16_2_f16_in, from);
-            }
+            TLOAD(b_exp_W_to_16_2_f16_in, view(b_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_16_2_f16_in -> a_exp_W_to_product_3_right
             TEXTRACT(a_exp_W_to_product_3_left, a_exp_W_to_16_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_16_2_f16_in -> a_exp_W_to_product_3_right
@@ -1331,16 +1045,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_3 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // a_exp_W_to_product_3_left -> W_to_8_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_3 -> store
-            {
-                auto to = view(a_exp_W_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_3);
-            }
+            TSTORE(view(a_exp_W_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_3);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_3_channel -> a_exp_W_to_product_3_in_99
             // a_exp_W_to_8 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_8_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_8_of_0_2, from);
-            }
+            TLOAD(to_middle_8_of_0_2, view(to_middle_8_of_0_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_8_of_0_2 -> W_product_3_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_8_of_0_2 -> W_product_3_left
             TEXTRACT(W_product_3_left, to_middle_8_of_0_2, 0, 0);
@@ -1348,10 +1056,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_3_right -> W_product_3
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_3_right -> W_product_3
             TMATMUL(W_product_3, W_product_3_left, W_product_3_right);
-            {
-                auto from = view(to_middle_8_of_1_2_gm, 64, 64, 64);
-                TLOAD(to_middle_8_of_1_2, from);
-            }
+            TLOAD(to_middle_8_of_1_2, view(to_middle_8_of_1_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_8_of_1_2 -> W_to_8_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_8_of_1_2 -> W_to_8_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // a_exp_W_to_product_3_left -> W_to_8_left
@@ -1362,21 +1067,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL_ACC(W_to_8, W_product_3, W_to_8_left, W_to_8_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_to_8 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // W_to_8 -> store
-            {
-                auto to = view(W_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_8);
-            }
+            TSTORE(view(W_to_8_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_8);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_8_channel -> W_to_8_in_132
             wait_flag_dev(0);  // a_exp_W_to_8_f16_channel -> a_exp_W_to_8_f16_in
-            {
-                auto from = view(a_exp_W_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_8_f16_in, from);
-            }
+            TLOAD(a_exp_W_to_8_f16_in, view(a_exp_W_to_8_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             // exp_W_to_8_2 = exp(to_middle(W))
-            {
-                auto from = view(to_middle_8_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_8_of_0_1, from);
-            }
+            TLOAD(to_middle_8_of_0_1, view(to_middle_8_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_8_of_0_1 -> W_to_8_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_8_of_0_1 -> W_to_8_2_left
             TEXTRACT(W_to_8_2_left, to_middle_8_of_0_1, 0, 0);
@@ -1386,16 +1082,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(W_to_8_2, W_to_8_2_left, W_to_8_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_8_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_8_2 -> store
-            {
-                auto to = view(W_to_8_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_8_2);
-            }
+            TSTORE(view(W_to_8_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_8_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_8_2_channel -> W_to_8_2_in_138
             wait_flag_dev(0);  // b_exp_W_to_8_2_f16_channel -> b_exp_W_to_8_2_f16_in
-            {
-                auto from = view(b_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_8_2_f16_in, from);
-            }
+            TLOAD(b_exp_W_to_8_2_f16_in, view(b_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_8_2_f16_in -> a_exp_W_to_product_5_right
             TEXTRACT(a_exp_W_to_product_5_left, a_exp_W_to_8_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_8_2_f16_in -> a_exp_W_to_product_5_right
@@ -1411,16 +1101,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_5 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // a_exp_W_to_product_5_left -> W_to_4_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_5 -> store
-            {
-                auto to = view(a_exp_W_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_5);
-            }
+            TSTORE(view(a_exp_W_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_5);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_5_channel -> a_exp_W_to_product_5_in_149
             // a_exp_W_to_4 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_4_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_4_of_0_2, from);
-            }
+            TLOAD(to_middle_4_of_0_2, view(to_middle_4_of_0_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_4_of_0_2 -> W_product_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_4_of_0_2 -> W_product_4_left
             TEXTRACT(W_product_4_left, to_middle_4_of_0_2, 0, 0);
@@ -1428,10 +1112,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_4_right -> W_product_4
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_4_right -> W_product_4
             TMATMUL(W_product_4, W_product_4_left, W_product_4_right);
-            {
-                auto from = view(to_middle_4_of_1_2_gm, 64, 64, 64);
-                TLOAD(to_middle_4_of_1_2, from);
-            }
+            TLOAD(to_middle_4_of_1_2, view(to_middle_4_of_1_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_4_of_1_2 -> W_to_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_4_of_1_2 -> W_to_4_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // a_exp_W_to_product_5_left -> W_to_4_left
@@ -1442,21 +1123,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL_ACC(W_to_4, W_product_4, W_to_4_left, W_to_4_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_4 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // W_to_4 -> store
-            {
-                auto to = view(W_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_4);
-            }
+            TSTORE(view(W_to_4_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_4);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_4_channel -> W_to_4_in_182
             wait_flag_dev(0);  // a_exp_W_to_4_f16_channel -> a_exp_W_to_4_f16_in
-            {
-                auto from = view(a_exp_W_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_4_f16_in, from);
-            }
+            TLOAD(a_exp_W_to_4_f16_in, view(a_exp_W_to_4_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             // exp_W_to_4_2 = exp(to_middle(W))
-            {
-                auto from = view(to_middle_4_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_4_of_0_1, from);
-            }
+            TLOAD(to_middle_4_of_0_1, view(to_middle_4_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_4_of_0_1 -> W_to_4_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_4_of_0_1 -> W_to_4_2_left
             TEXTRACT(W_to_4_2_left, to_middle_4_of_0_1, 0, 0);
@@ -1466,16 +1138,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(W_to_4_2, W_to_4_2_left, W_to_4_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // W_to_4_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // W_to_4_2 -> store
-            {
-                auto to = view(W_to_4_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_4_2);
-            }
+            TSTORE(view(W_to_4_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_4_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_4_2_channel -> W_to_4_2_in_188
             wait_flag_dev(0);  // b_exp_W_to_4_2_f16_channel -> b_exp_W_to_4_2_f16_in
-            {
-                auto from = view(b_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_4_2_f16_in, from);
-            }
+            TLOAD(b_exp_W_to_4_2_f16_in, view(b_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_4_2_f16_in -> a_exp_W_to_product_7_right
             TEXTRACT(a_exp_W_to_product_7_left, a_exp_W_to_4_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_4_2_f16_in -> a_exp_W_to_product_7_right
@@ -1491,16 +1157,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // a_exp_W_to_product_7 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // a_exp_W_to_product_7_left -> W_to_2_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // a_exp_W_to_product_7 -> store
-            {
-                auto to = view(a_exp_W_to_product_7_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_7);
-            }
+            TSTORE(view(a_exp_W_to_product_7_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_7);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_7_channel -> a_exp_W_to_product_7_in_199
             // a_exp_W_to_2 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_2_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_2_of_0_2, from);
-            }
+            TLOAD(to_middle_2_of_0_2, view(to_middle_2_of_0_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_2_of_0_2 -> W_product_5_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_middle_2_of_0_2 -> W_product_5_left
             TEXTRACT(W_product_5_left, to_middle_2_of_0_2, 0, 0);
@@ -1508,10 +1168,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_5_right -> W_product_5
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // W_product_5_right -> W_product_5
             TMATMUL(W_product_5, W_product_5_left, W_product_5_right);
-            {
-                auto from = view(to_middle_2_of_1_2_gm, 64, 64, 64);
-                TLOAD(to_middle_2_of_1_2, from);
-            }
+            TLOAD(to_middle_2_of_1_2, view(to_middle_2_of_1_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_2_of_1_2 -> W_to_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_middle_2_of_1_2 -> W_to_2_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // a_exp_W_to_product_7_left -> W_to_2_left
@@ -1522,21 +1179,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL_ACC(W_to_2, W_product_5, W_to_2_left, W_to_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // W_to_2 -> store
-            {
-                auto to = view(W_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_2);
-            }
+            TSTORE(view(W_to_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_2_channel -> W_to_2_in_232
             wait_flag_dev(0);  // a_exp_W_to_2_f16_channel -> a_exp_W_to_2_f16_in
-            {
-                auto from = view(a_exp_W_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_2_f16_in, from);
-            }
+            TLOAD(a_exp_W_to_2_f16_in, view(a_exp_W_to_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             // exp_W_to_2_2 = exp(to_middle(W))
-            {
-                auto from = view(to_middle_2_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_2_of_0_1, from);
-            }
+            TLOAD(to_middle_2_of_0_1, view(to_middle_2_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_2_of_0_1 -> W_to_2_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // to_middle_2_of_0_1 -> W_to_2_2_left
             TEXTRACT(W_to_2_2_left, to_middle_2_of_0_1, 0, 0);
@@ -1546,16 +1194,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(W_to_2_2, W_to_2_2_left, W_to_2_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // W_to_2_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // W_to_2_2 -> store
-            {
-                auto to = view(W_to_2_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_2_2);
-            }
+            TSTORE(view(W_to_2_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_2_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_2_2_channel -> W_to_2_2_in_238
             wait_flag_dev(0);  // b_exp_W_to_2_2_f16_channel -> b_exp_W_to_2_2_f16_in
-            {
-                auto from = view(b_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_2_2_f16_in, from);
-            }
+            TLOAD(b_exp_W_to_2_2_f16_in, view(b_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_2_2_f16_in -> a_exp_W_to_product_9_right
             TEXTRACT(a_exp_W_to_product_9_left, a_exp_W_to_2_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_exp_W_to_2_2_f16_in -> a_exp_W_to_product_9_right
@@ -1571,16 +1213,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // a_exp_W_to_product_9 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_product_9_left -> W_to_1_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // a_exp_W_to_product_9 -> store
-            {
-                auto to = view(a_exp_W_to_product_9_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_9);
-            }
+            TSTORE(view(a_exp_W_to_product_9_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_9);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_9_channel -> a_exp_W_to_product_9_in_249
             // a_exp_W_to_1 = a * exp(to_middle(W, W0))
-            {
-                auto from = view(to_middle_1_of_0_2_gm, 64, 64, 64);
-                TLOAD(to_middle_1_of_0_2, from);
-            }
+            TLOAD(to_middle_1_of_0_2, view(to_middle_1_of_0_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_1_of_0_2 -> W_product_6_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // to_middle_1_of_0_2 -> W_product_6_left
             TEXTRACT(W_product_6_left, to_middle_1_of_0_2, 0, 0);
@@ -1588,10 +1224,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_6_right -> W_product_6
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // W_product_6_right -> W_product_6
             TMATMUL(W_product_6, W_product_6_left, W_product_6_right);
-            {
-                auto from = view(to_middle_1_of_1_2_gm, 64, 64, 64);
-                TLOAD(to_middle_1_of_1_2, from);
-            }
+            TLOAD(to_middle_1_of_1_2, view(to_middle_1_of_1_2_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_1_of_1_2 -> W_to_1_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // to_middle_1_of_1_2 -> W_to_1_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // a_exp_W_to_product_9_left -> W_to_1_left
@@ -1602,21 +1235,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL_ACC(W_to_1, W_product_6, W_to_1_left, W_to_1_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_1 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // W_to_1 -> store
-            {
-                auto to = view(W_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_1);
-            }
+            TSTORE(view(W_to_1_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_1);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_1_channel -> W_to_1_in_282
             wait_flag_dev(0);  // a_exp_W_to_1_f16_channel -> a_exp_W_to_1_f16_in
-            {
-                auto from = view(a_exp_W_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(a_exp_W_to_1_f16_in, from);
-            }
+            TLOAD(a_exp_W_to_1_f16_in, view(a_exp_W_to_1_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             // exp_W_to_1_2 = exp(to_middle(W))
-            {
-                auto from = view(to_middle_1_of_0_1_gm, 64, 64, 64);
-                TLOAD(to_middle_1_of_0_1, from);
-            }
+            TLOAD(to_middle_1_of_0_1, view(to_middle_1_of_0_1_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_1_of_0_1 -> W_to_1_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // to_middle_1_of_0_1 -> W_to_1_2_left
             TEXTRACT(W_to_1_2_left, to_middle_1_of_0_1, 0, 0);
@@ -1626,16 +1250,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(W_to_1_2, W_to_1_2_left, W_to_1_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_1_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // W_to_1_2 -> store
-            {
-                auto to = view(W_to_1_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, W_to_1_2);
-            }
+            TSTORE(view(W_to_1_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), W_to_1_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // W_to_1_2_channel -> W_to_1_2_in_288
             wait_flag_dev(0);  // b_exp_W_to_1_2_f16_channel -> b_exp_W_to_1_2_f16_in
-            {
-                auto from = view(b_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(b_exp_W_to_1_2_f16_in, from);
-            }
+            TLOAD(b_exp_W_to_1_2_f16_in, view(b_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_1_2_f16_in -> a_exp_W_to_product_11_right
             TEXTRACT(a_exp_W_to_product_11_left, a_exp_W_to_1_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // b_exp_W_to_1_2_f16_in -> a_exp_W_to_product_11_right
@@ -1650,45 +1268,25 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(a_exp_W_to_product_11, a_exp_W_to_product_11_left, a_exp_W_to_product_11_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_11 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_11 -> store
-            {
-                auto to = view(a_exp_W_to_product_11_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_11);
-            }
+            TSTORE(view(a_exp_W_to_product_11_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_11);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_11_channel -> a_exp_W_to_product_11_in_299
             wait_flag_dev(0);  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-            {
-                auto from = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_rows_2_f16_in, from);
-            }
+            TLOAD(Tinv_rows_2_f16_in, view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             wait_flag_dev(0);  // Tinv_diagonal_4_f16_channel -> Tinv_diagonal_4_f16_in
-            {
-                auto from = view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_diagonal_4_f16_in, from);
-            }
+            TLOAD(Tinv_diagonal_4_f16_in, view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_diagonal_4_f16_in -> Tinv_below_4_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // Tinv_diagonal_4_f16_in -> Tinv_below_4_left
             TEXTRACT(Tinv_below_4_left, Tinv_diagonal_4_f16_in, 0, 0);
             TEXTRACT(Tinv_below_4_right, Tinv_rows_2_f16_in, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right -> Tinv_below_4
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_below_4_right -> Tinv_below_4
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_4_out;
-                TASSIGN(Tinv_below_4_out, 0xc000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_4_left;
-                TASSIGN(Tinv_below_4_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_4_right;
-                TASSIGN(Tinv_below_4_right, 0x0 + i * 32);
-                TMATMUL(Tinv_below_4_out, Tinv_below_4_left, Tinv_below_4_right);
-            }
+            stacked_product<half, 64, false>(0xc000, 0x0, 0x0);  // Tinv_below_4
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_4 -> Tinv_below_4_f16
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // Tinv_below_4_left -> Tinv_rows_4_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // Tinv_below_4 -> Tinv_below_4_f16
             TMOV(Tinv_below_4_f16, Tinv_below_4);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID0);  // Tinv_below_4_f16 -> Tinv_rows_4_right
-            {
-                auto from = view(identity_float16_16_gm, 16, 16, 16);
-                TLOAD(identity, from);
-            }
+            TLOAD(identity, view(identity_float16_16_gm, 16, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // identity -> identity_product_right
             TEXTRACT(identity_product_left, Tinv_rows_2_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // identity -> identity_product_right
@@ -1703,24 +1301,13 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TEXTRACT(Tinv_rows_4_right, Tinv_below_4_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right -> Tinv_rows_4
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID4);  // Tinv_rows_4_right -> Tinv_rows_4
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_4_out;
-                TASSIGN(Tinv_rows_4_out, 0xd000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_4_left;
-                TASSIGN(Tinv_rows_4_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_4_right;
-                TASSIGN(Tinv_rows_4_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_4_out, Tinv_rows_4_out, Tinv_rows_4_left, Tinv_rows_4_right);
-            }
+            stacked_product<half, 64, true>(0xd000, 0x0, 0x0);  // Tinv_rows_4
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4 -> Tinv_rows_4_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_rows_4 -> Tinv_rows_4_f16
             TMOV(Tinv_rows_4_f16, Tinv_rows_4);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_rows_4_f16 -> Tinv_below_8_right
             wait_flag_dev(0);  // Tinv_diagonal_8_f16_channel -> Tinv_diagonal_8_f16_in
-            {
-                auto from = view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_diagonal_8_f16_in, from);
-            }
+            TLOAD(Tinv_diagonal_8_f16_in, view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_diagonal_8_f16_in -> Tinv_below_8_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // Tinv_diagonal_8_f16_in -> Tinv_below_8_left
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID6);  // identity_product_left -> Tinv_below_8_left
@@ -1729,15 +1316,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TEXTRACT(Tinv_below_8_right, Tinv_rows_4_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right -> Tinv_below_8
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID5);  // Tinv_below_8_right -> Tinv_below_8
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_8_out;
-                TASSIGN(Tinv_below_8_out, 0xe000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_8_left;
-                TASSIGN(Tinv_below_8_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_8_right;
-                TASSIGN(Tinv_below_8_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_8_out, Tinv_below_8_left, Tinv_below_8_right);
-            }
+            stacked_product<half, 64, false>(0xe000, 0x8000, 0x8000);  // Tinv_below_8
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8 -> Tinv_below_8_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv_below_8 -> Tinv_below_8_f16
             TMOV(Tinv_below_8_f16, Tinv_below_8);
@@ -1747,24 +1326,13 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TEXTRACT(Tinv_rows_8_right, Tinv_below_8_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right -> Tinv_rows_8
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID6);  // Tinv_rows_8_right -> Tinv_rows_8
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_8_out;
-                TASSIGN(Tinv_rows_8_out, 0xd000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_8_left;
-                TASSIGN(Tinv_rows_8_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_8_right;
-                TASSIGN(Tinv_rows_8_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_8_out, Tinv_rows_8_out, Tinv_rows_8_left, Tinv_rows_8_right);
-            }
+            stacked_product<half, 64, true>(0xd000, 0x0, 0x0);  // Tinv_rows_8
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // Tinv_rows_8 -> Tinv_rows_8_f16
             TMOV(Tinv_rows_8_f16, Tinv_rows_8);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Tinv_rows_8_f16 -> Tinv_below_16_right
             wait_flag_dev(0);  // Tinv_diagonal_16_f16_channel -> Tinv_diagonal_16_f16_in
-            {
-                auto from = view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16);
-                TLOAD(Tinv_diagonal_16_f16_in, from);
-            }
+            TLOAD(Tinv_diagonal_16_f16_in, view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024, 64, 16, 16));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_diagonal_16_f16_in -> Tinv_below_16_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // Tinv_diagonal_16_f16_in -> Tinv_below_16_left
             TEXTRACT(Tinv_below_16_left, Tinv_diagonal_16_f16_in, 0, 0);
@@ -1772,15 +1340,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TEXTRACT(Tinv_below_16_right, Tinv_rows_8_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right -> Tinv_below_16
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID7);  // Tinv_below_16_right -> Tinv_below_16
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_16_out;
-                TASSIGN(Tinv_below_16_out, 0xf000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_16_left;
-                TASSIGN(Tinv_below_16_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_16_right;
-                TASSIGN(Tinv_below_16_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_16_out, Tinv_below_16_left, Tinv_below_16_right);
-            }
+            stacked_product<half, 64, false>(0xf000, 0x8000, 0x8000);  // Tinv_below_16
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // Tinv_below_16 -> Tinv_below_16_f16
             TMOV(Tinv_below_16_f16, Tinv_below_16);
@@ -1790,88 +1350,37 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TEXTRACT(Tinv_rows_16_right, Tinv_below_16_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right -> Tinv_rows_16
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // Tinv_rows_16_right -> Tinv_rows_16
-            for (int64_t i = 0; i < 64; i += 16) {
-                TileAcc<float, 16, 16> Tinv_rows_16_out;
-                TASSIGN(Tinv_rows_16_out, 0xd000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_rows_16_left;
-                TASSIGN(Tinv_rows_16_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_rows_16_right;
-                TASSIGN(Tinv_rows_16_right, 0x0 + i * 32);
-                TMATMUL_ACC(Tinv_rows_16_out, Tinv_rows_16_out, Tinv_rows_16_left, Tinv_rows_16_right);
-            }
+            stacked_product<half, 64, true>(0xd000, 0x0, 0x0);  // Tinv_rows_16
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
             TEXPANDS(Tinv_zeros, 0.0f);
             set_flag(PIPE_MTE2, PIPE_FIX, EVENT_ID0);  // Tinv_zeros -> Tinv_blocks_16
             wait_flag(PIPE_MTE2, PIPE_FIX, EVENT_ID0);  // Tinv_zeros -> Tinv_blocks_16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // Tinv_rows_16 -> Tinv_blocks_16
-            for (int64_t i = 0; i < 4; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_16_from;
-                TASSIGN(Tinv_blocks_16_from, 0xd000 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_16_to;
-                TASSIGN(Tinv_blocks_16_to, 0x24a00 + i * 2560);
-                TMOV(Tinv_blocks_16_to, Tinv_blocks_16_from);
-            }
+            insert_blocks<16, 64, 4>(Tinv_blocks_16, 0x24a00, 2560, 0xd000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
             wait_flag_dev(0);  // Tinv_neg_f16_channel -> Tinv_neg_f16_in
-            {
-                auto from = view(Tinv_neg_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(Tinv_neg_f16_in, from);
-            }
+            TLOAD(Tinv_neg_f16_in, view(Tinv_neg_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_neg_f16_in -> Tinv_below_32_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // Tinv_neg_f16_in -> Tinv_below_32_left
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_below_32_left_block;
-                TASSIGN(Tinv_below_32_left_block, 0x8000 + i * 512);
-                TEXTRACT(Tinv_below_32_left_block, Tinv_neg_f16_in, 16 + i * 32, i * 32);
-            }
+            extract_blocks<TileLeft<half, 16, 16>, 2>(0x8000, Tinv_neg_f16_in, 16, 0, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID5);  // Tinv_blocks_16 -> Tinv_below_32_right
-            for (int64_t i = 0; i < 2; ++i) {
-                TileRight<half, 16, 16> Tinv_below_32_right_block;
-                TASSIGN(Tinv_below_32_right_block, 0x8000 + i * 512);
-                TEXTRACT(Tinv_below_32_right_block, Tinv_blocks_16, i * 32, i * 32);
-            }
+            extract_blocks<TileRight<half, 16, 16>, 2>(0x8000, Tinv_blocks_16, 0, 0, 32, 32);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right -> Tinv_below_32
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID1);  // Tinv_below_32_right -> Tinv_below_32
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_below_32_out;
-                TASSIGN(Tinv_below_32_out, 0x10000 + i * 64);
-                TileLeft<half, 16, 16> Tinv_below_32_left;
-                TASSIGN(Tinv_below_32_left, 0x8000 + i * 32);
-                TileRight<half, 16, 16> Tinv_below_32_right;
-                TASSIGN(Tinv_below_32_right, 0x8000 + i * 32);
-                TMATMUL(Tinv_below_32_out, Tinv_below_32_left, Tinv_below_32_right);
-            }
+            stacked_product<half, 32, false>(0x10000, 0x8000, 0x8000);  // Tinv_below_32
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // Tinv_below_32 -> Tinv_below_32_f16
             TMOV(Tinv_below_32_f16, Tinv_below_32);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
-            for (int64_t i = 0; i < 2; ++i) {
-                TileLeft<half, 16, 16> Tinv_corner_32_left_block;
-                TASSIGN(Tinv_corner_32_left_block, 0x0 + i * 512);
-                TEXTRACT(Tinv_corner_32_left_block, Tinv_blocks_16, 16 + i * 32, 16 + i * 32);
-            }
+            extract_blocks<TileLeft<half, 16, 16>, 2>(0x0, Tinv_blocks_16, 16, 16, 32, 32);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID6);  // Tinv_below_32_f16 -> Tinv_corner_32_right
             TEXTRACT(Tinv_corner_32_right, Tinv_below_32_f16, 0, 0);
             set_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right -> Tinv_corner_32
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID2);  // Tinv_corner_32_right -> Tinv_corner_32
-            for (int64_t i = 0; i < 32; i += 16) {
-                TileAcc<float, 16, 16> Tinv_corner_32_out;
-                TASSIGN(Tinv_corner_32_out, 0x10800 + i * 64);
-                TileLeft<half, 16, 16> Tinv_corner_32_left;
-                TASSIGN(Tinv_corner_32_left, 0x0 + i * 32);
-                TileRight<half, 16, 16> Tinv_corner_32_right;
-                TASSIGN(Tinv_corner_32_right, 0x0 + i * 32);
-                TMATMUL(Tinv_corner_32_out, Tinv_corner_32_left, Tinv_corner_32_right);
-            }
+            stacked_product<half, 32, false>(0x10800, 0x0, 0x0);  // Tinv_corner_32
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // Tinv_corner_32 -> Tinv_blocks_32
-            for (int64_t i = 0; i < 2; ++i) {
-                TileAcc<float, 16, 16> Tinv_blocks_32_from;
-                TASSIGN(Tinv_blocks_32_from, 0x10800 + i * 1024);
-                L1Tile<half, 16, 16> Tinv_blocks_32_to;
-                TASSIGN(Tinv_blocks_32_to, 0x24c00 + i * 5120);
-                TMOV(Tinv_blocks_32_to, Tinv_blocks_32_from);
-            }
+            insert_blocks<16, 32, 2>(Tinv_blocks_32, 0x24c00, 5120, 0x10800);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
             TEXTRACT(Tinv_below_64_left, Tinv_neg_f16_in, 32, 0);
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID7);  // Tinv_blocks_32 -> Tinv_below_64_right
@@ -1891,18 +1400,9 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(Tinv_corner_64, Tinv_corner_64_left, Tinv_corner_64_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // Tinv_corner_64 -> Tinv_blocks_64
-            for (int64_t j = 0; j < 2; ++j) {
-                TileAcc<float, 32, 16> Tinv_blocks_64_from;
-                TASSIGN(Tinv_blocks_64_from, 0x12000 + j * 2048);
-                L1Tile<half, 32, 16> Tinv_blocks_64_to;
-                TASSIGN(Tinv_blocks_64_to, 0x24e00 + j * 2048);
-                TMOV(Tinv_blocks_64_to, Tinv_blocks_64_from);
-            }
+            insert_blocks<32, 32, 1>(Tinv_blocks_64, 0x24e00, 0, 0x12000);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
-            {
-                auto from = view(minus_identity_float16_gm, 64, 64, 64);
-                TLOAD(minus_identity, from);
-            }
+            TLOAD(minus_identity, view(minus_identity_float16_gm, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // minus_identity -> Tinv_right
             wait_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID1);  // Tinv_blocks_64 -> Tinv_left
             TEXTRACT(Tinv_left, Tinv_blocks_64, 0, 0);
@@ -1915,10 +1415,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // Tinv -> Tinv_f16
             TMOV(Tinv_f16, Tinv);
             wait_flag_dev(0);  // k_exp_W_to_32_2_f16_channel -> k_exp_W_to_32_2_f16_in
-            {
-                auto from = view(k_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_32_2_f16_in, from);
-            }
+            TLOAD(k_exp_W_to_32_2_f16_in, view(k_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_exp_W_to_32_2_f16_in -> a_exp_W_to_product_2_right
             TEXTRACT(a_exp_W_to_product_2_left, a_exp_W_to_32_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // k_exp_W_to_32_2_f16_in -> a_exp_W_to_product_2_right
@@ -1933,16 +1430,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(a_exp_W_to_product_2, a_exp_W_to_product_2_left, a_exp_W_to_product_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // a_exp_W_to_product_2 -> store
-            {
-                auto to = view(a_exp_W_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_2);
-            }
+            TSTORE(view(a_exp_W_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_2_channel -> a_exp_W_to_product_2_in_108
             wait_flag_dev(0);  // k_exp_W_to_16_2_f16_channel -> k_exp_W_to_16_2_f16_in
-            {
-                auto from = view(k_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_16_2_f16_in, from);
-            }
+            TLOAD(k_exp_W_to_16_2_f16_in, view(k_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_W_to_16_2_f16_in -> a_exp_W_to_product_4_right
             TEXTRACT(a_exp_W_to_product_4_left, a_exp_W_to_16_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // k_exp_W_to_16_2_f16_in -> a_exp_W_to_product_4_right
@@ -1954,16 +1445,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(a_exp_W_to_product_4, a_exp_W_to_product_4_left, a_exp_W_to_product_4_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // a_exp_W_to_product_4 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // a_exp_W_to_product_4 -> store
-            {
-                auto to = view(a_exp_W_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_4);
-            }
+            TSTORE(view(a_exp_W_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_4);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_4_channel -> a_exp_W_to_product_4_in_108
             wait_flag_dev(0);  // k_exp_W_to_8_2_f16_channel -> k_exp_W_to_8_2_f16_in
-            {
-                auto from = view(k_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_8_2_f16_in, from);
-            }
+            TLOAD(k_exp_W_to_8_2_f16_in, view(k_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_8_2_f16_in -> a_exp_W_to_product_6_right
             TEXTRACT(a_exp_W_to_product_6_left, a_exp_W_to_8_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // k_exp_W_to_8_2_f16_in -> a_exp_W_to_product_6_right
@@ -1975,16 +1460,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(a_exp_W_to_product_6, a_exp_W_to_product_6_left, a_exp_W_to_product_6_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // a_exp_W_to_product_6 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // a_exp_W_to_product_6 -> store
-            {
-                auto to = view(a_exp_W_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_6);
-            }
+            TSTORE(view(a_exp_W_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_6);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_6_channel -> a_exp_W_to_product_6_in_158
             wait_flag_dev(0);  // k_exp_W_to_4_2_f16_channel -> k_exp_W_to_4_2_f16_in
-            {
-                auto from = view(k_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_4_2_f16_in, from);
-            }
+            TLOAD(k_exp_W_to_4_2_f16_in, view(k_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_W_to_4_2_f16_in -> a_exp_W_to_product_8_right
             TEXTRACT(a_exp_W_to_product_8_left, a_exp_W_to_4_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_exp_W_to_4_2_f16_in -> a_exp_W_to_product_8_right
@@ -1996,16 +1475,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(a_exp_W_to_product_8, a_exp_W_to_product_8_left, a_exp_W_to_product_8_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_8 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // a_exp_W_to_product_8 -> store
-            {
-                auto to = view(a_exp_W_to_product_8_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_8);
-            }
+            TSTORE(view(a_exp_W_to_product_8_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_8);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_8_channel -> a_exp_W_to_product_8_in_208
             wait_flag_dev(0);  // k_exp_W_to_2_2_f16_channel -> k_exp_W_to_2_2_f16_in
-            {
-                auto from = view(k_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_2_2_f16_in, from);
-            }
+            TLOAD(k_exp_W_to_2_2_f16_in, view(k_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_W_to_2_2_f16_in -> a_exp_W_to_product_10_right
             TEXTRACT(a_exp_W_to_product_10_left, a_exp_W_to_2_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // k_exp_W_to_2_2_f16_in -> a_exp_W_to_product_10_right
@@ -2017,16 +1490,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(a_exp_W_to_product_10, a_exp_W_to_product_10_left, a_exp_W_to_product_10_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_10 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // a_exp_W_to_product_10 -> store
-            {
-                auto to = view(a_exp_W_to_product_10_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_10);
-            }
+            TSTORE(view(a_exp_W_to_product_10_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_10);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_10_channel -> a_exp_W_to_product_10_in_258
             wait_flag_dev(0);  // k_exp_W_to_1_2_f16_channel -> k_exp_W_to_1_2_f16_in
-            {
-                auto from = view(k_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(k_exp_W_to_1_2_f16_in, from);
-            }
+            TLOAD(k_exp_W_to_1_2_f16_in, view(k_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_W_to_1_2_f16_in -> a_exp_W_to_product_12_right
             TEXTRACT(a_exp_W_to_product_12_left, a_exp_W_to_1_f16_in, 0, 0);
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // k_exp_W_to_1_2_f16_in -> a_exp_W_to_product_12_right
@@ -2038,21 +1505,13 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(a_exp_W_to_product_12, a_exp_W_to_product_12_left, a_exp_W_to_product_12_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // a_exp_W_to_product_12 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // a_exp_W_to_product_12 -> store
-            {
-                auto to = view(a_exp_W_to_product_12_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, a_exp_W_to_product_12);
-            }
+            TSTORE(view(a_exp_W_to_product_12_channel_gm + get_block_idx() * 4096, 64, 64, 64), a_exp_W_to_product_12);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // a_exp_W_to_product_12_channel -> a_exp_W_to_product_12_in_308
             wait_flag_dev(0);  // operand_of_Z_f16_channel -> operand_of_Z_f16_in
-            {
-                auto from = view(operand_of_Z_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(operand_of_Z_f16_in, from);
-            }
+            TLOAD(operand_of_Z_f16_in, view(operand_of_Z_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_Z_f16_in -> operand_of_Z_v_left
-            L1Part<half, 64, 128> v_raw(rows, 128);
-            TASSIGN(v_raw, 0x5e000);
-            auto v_raw_from = view(v_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(v_raw, v_raw_from);
+            auto v_raw = tile_at<L1Part<half, 64, 128>>(0x5e000, rows, 128);
+            TLOAD(v_raw, view(v_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128)));
             if (rows < 64) TFILLPAD(v_raw, v_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // v -> operand_of_Z_v_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_Z_f16_in -> operand_of_Z_v_left
@@ -2064,16 +1523,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(operand_of_Z_v, operand_of_Z_v_left, operand_of_Z_v_right);
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID7);  // operand_of_Z_v_left -> Z_left
             wait_flag_dev(0);  // exp_W0_a_f16_channel -> exp_W0_a_f16_in
-            {
-                auto from = view(exp_W0_a_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_W0_a_f16_in, from);
-            }
+            TLOAD(exp_W0_a_f16_in, view(exp_W0_a_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // exp_W0_a_f16_in -> operand_of_Z_2_left
             wait_flag_dev(0);  // S_f16_channel -> S_f16_in
-            {
-                auto from = view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TLOAD(S_f16_in, from);
-            }
+            TLOAD(S_f16_in, view(S_f16_channel_gm + get_block_idx() * 16384, 128, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // S_f16_in -> operand_of_Z_2_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // exp_W0_a_f16_in -> operand_of_Z_2_left
             TEXTRACT(operand_of_Z_2_left, exp_W0_a_f16_in, 0, 0);
@@ -2098,10 +1551,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMOV(Z_f16, Z);
             set_flag(PIPE_FIX, PIPE_MTE1, EVENT_ID3);  // Z_f16 -> S_next_part_right
             wait_flag_dev(0);  // to_end_b_f16_channel -> to_end_b_f16_in
-            {
-                auto from = view(to_end_b_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(to_end_b_f16_in, from);
-            }
+            TLOAD(to_end_b_f16_in, view(to_end_b_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_end_b_f16_in -> S_next_part_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // to_end_b_f16_in -> S_next_part_left
             L1View<half, 128, 64> S_next_part_left_from;
@@ -2115,16 +1565,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(S_next_part, S_next_part_left, S_next_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // S_next_part -> store
-            {
-                auto to = view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, S_next_part);
-            }
+            TSTORE(view(S_next_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), S_next_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // S_next_part_channel -> S_next_part_in_474
             wait_flag_dev(0);  // to_end_k_f16_channel -> to_end_k_f16_in
-            {
-                auto from = view(to_end_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(to_end_k_f16_in, from);
-            }
+            TLOAD(to_end_k_f16_in, view(to_end_k_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_end_k_f16_in -> to_end_kT_v_sum_part_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // to_end_k_f16_in -> to_end_kT_v_sum_part_left
             L1View<half, 128, 64> to_end_kT_v_sum_part_left_from;
@@ -2136,16 +1580,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(to_end_kT_v_sum_part, to_end_kT_v_sum_part_left, to_end_kT_v_sum_part_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // to_end_kT_v_sum_part -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // to_end_kT_v_sum_part -> store
-            {
-                auto to = view(to_end_kT_v_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128);
-                TSTORE(to, to_end_kT_v_sum_part);
-            }
+            TSTORE(view(to_end_kT_v_sum_part_channel_gm + get_block_idx() * 16384, 128, 128, 128), to_end_kT_v_sum_part);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // to_end_kT_v_sum_part_channel -> to_end_kT_v_sum_part_in_465
             wait_flag_dev(0);  // r_exp_W_to_32_2_f16_channel -> r_exp_W_to_32_2_f16_in
-            {
-                auto from = view(r_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(r_exp_W_to_32_2_f16_in, from);
-            }
+            TLOAD(r_exp_W_to_32_2_f16_in, view(r_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_32_2_f16_in -> r_exp_W_to_product_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_32_2_f16_in -> r_exp_W_to_product_left
             TEXTRACT(r_exp_W_to_product_left, r_exp_W_to_32_2_f16_in, 0, 0);
@@ -2164,16 +1602,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(r_exp_W_to_product, r_exp_W_to_product_left, r_exp_W_to_product_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product -> store
-            {
-                auto to = view(r_exp_W_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product);
-            }
+            TSTORE(view(r_exp_W_to_product_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_channel -> r_exp_W_to_product_in_117
             wait_flag_dev(0);  // r_exp_W_to_16_2_f16_channel -> r_exp_W_to_16_2_f16_in
-            {
-                auto from = view(r_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(r_exp_W_to_16_2_f16_in, from);
-            }
+            TLOAD(r_exp_W_to_16_2_f16_in, view(r_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // r_exp_W_to_16_2_f16_in -> r_exp_W_to_product_3_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // r_exp_W_to_16_2_f16_in -> r_exp_W_to_product_3_left
             TEXTRACT(r_exp_W_to_product_3_left, r_exp_W_to_16_2_f16_in, 0, 0);
@@ -2185,16 +1617,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(r_exp_W_to_product_3, r_exp_W_to_product_3_left, r_exp_W_to_product_3_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // r_exp_W_to_product_3 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // r_exp_W_to_product_3 -> store
-            {
-                auto to = view(r_exp_W_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_3);
-            }
+            TSTORE(view(r_exp_W_to_product_3_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_3);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_3_channel -> r_exp_W_to_product_3_in_117
             wait_flag_dev(0);  // r_exp_W_to_8_2_f16_channel -> r_exp_W_to_8_2_f16_in
-            {
-                auto from = view(r_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(r_exp_W_to_8_2_f16_in, from);
-            }
+            TLOAD(r_exp_W_to_8_2_f16_in, view(r_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // r_exp_W_to_8_2_f16_in -> r_exp_W_to_product_5_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // r_exp_W_to_8_2_f16_in -> r_exp_W_to_product_5_left
             TEXTRACT(r_exp_W_to_product_5_left, r_exp_W_to_8_2_f16_in, 0, 0);
@@ -2206,16 +1632,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(r_exp_W_to_product_5, r_exp_W_to_product_5_left, r_exp_W_to_product_5_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // r_exp_W_to_product_5 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // r_exp_W_to_product_5 -> store
-            {
-                auto to = view(r_exp_W_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_5);
-            }
+            TSTORE(view(r_exp_W_to_product_5_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_5);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_5_channel -> r_exp_W_to_product_5_in_167
             wait_flag_dev(0);  // r_exp_W_to_4_2_f16_channel -> r_exp_W_to_4_2_f16_in
-            {
-                auto from = view(r_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(r_exp_W_to_4_2_f16_in, from);
-            }
+            TLOAD(r_exp_W_to_4_2_f16_in, view(r_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // r_exp_W_to_4_2_f16_in -> r_exp_W_to_product_7_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // r_exp_W_to_4_2_f16_in -> r_exp_W_to_product_7_left
             TEXTRACT(r_exp_W_to_product_7_left, r_exp_W_to_4_2_f16_in, 0, 0);
@@ -2227,16 +1647,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(r_exp_W_to_product_7, r_exp_W_to_product_7_left, r_exp_W_to_product_7_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_7 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_7 -> store
-            {
-                auto to = view(r_exp_W_to_product_7_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_7);
-            }
+            TSTORE(view(r_exp_W_to_product_7_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_7);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_7_channel -> r_exp_W_to_product_7_in_217
             wait_flag_dev(0);  // r_exp_W_to_2_2_f16_channel -> r_exp_W_to_2_2_f16_in
-            {
-                auto from = view(r_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(r_exp_W_to_2_2_f16_in, from);
-            }
+            TLOAD(r_exp_W_to_2_2_f16_in, view(r_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // r_exp_W_to_2_2_f16_in -> r_exp_W_to_product_9_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID0);  // r_exp_W_to_2_2_f16_in -> r_exp_W_to_product_9_left
             TEXTRACT(r_exp_W_to_product_9_left, r_exp_W_to_2_2_f16_in, 0, 0);
@@ -2248,16 +1662,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(r_exp_W_to_product_9, r_exp_W_to_product_9_left, r_exp_W_to_product_9_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_9 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_9 -> store
-            {
-                auto to = view(r_exp_W_to_product_9_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_9);
-            }
+            TSTORE(view(r_exp_W_to_product_9_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_9);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_9_channel -> r_exp_W_to_product_9_in_267
             wait_flag_dev(0);  // r_exp_W_to_1_2_f16_channel -> r_exp_W_to_1_2_f16_in
-            {
-                auto from = view(r_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(r_exp_W_to_1_2_f16_in, from);
-            }
+            TLOAD(r_exp_W_to_1_2_f16_in, view(r_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // r_exp_W_to_1_2_f16_in -> r_exp_W_to_product_11_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID1);  // r_exp_W_to_1_2_f16_in -> r_exp_W_to_product_11_left
             TEXTRACT(r_exp_W_to_product_11_left, r_exp_W_to_1_2_f16_in, 0, 0);
@@ -2269,21 +1677,14 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(r_exp_W_to_product_11, r_exp_W_to_product_11_left, r_exp_W_to_product_11_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // r_exp_W_to_product_11 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // r_exp_W_to_product_11 -> store
-            {
-                auto to = view(r_exp_W_to_product_11_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_11);
-            }
+            TSTORE(view(r_exp_W_to_product_11_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_11);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_11_channel -> r_exp_W_to_product_11_in_317
-            L1Part<half, 64, 128> r_cube_raw(rows, 128);
-            TASSIGN(r_cube_raw, 0x28000);
-            auto r_cube_raw_from = view(r_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(r_cube_raw, r_cube_raw_from);
+            auto r_cube_raw = tile_at<L1Part<half, 64, 128>>(0x28000, rows, 128);
+            TLOAD(r_cube_raw, view(r_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128)));
             if (rows < 64) TFILLPAD(r_cube_raw, r_cube_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // r_cube -> r_kT_left
-            L1Part<half, 64, 128> k_cube_raw(rows, 128);
-            TASSIGN(k_cube_raw, 0x2c000);
-            auto k_cube_raw_from = view(k_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(k_cube_raw, k_cube_raw_from);
+            auto k_cube_raw = tile_at<L1Part<half, 64, 128>>(0x2c000, rows, 128);
+            TLOAD(k_cube_raw, view(k_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128)));
             if (rows < 64) TFILLPAD(k_cube_raw, k_cube_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID3);  // k_cube -> r_kT_right
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID2);  // r_cube -> r_kT_left
@@ -2297,16 +1698,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(r_kT, r_kT_left, r_kT_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // r_kT -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // r_kT -> store
-            {
-                auto to = view(r_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_kT);
-            }
+            TSTORE(view(r_kT_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_kT);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_kT_channel -> r_kT_in_327
             wait_flag_dev(0);  // operand_of_o_2_f16_channel -> operand_of_o_2_f16_in
-            {
-                auto from = view(operand_of_o_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(operand_of_o_2_f16_in, from);
-            }
+            TLOAD(operand_of_o_2_f16_in, view(operand_of_o_2_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // operand_of_o_2_f16_in -> operand_of_o_2_v_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID4);  // operand_of_o_2_f16_in -> operand_of_o_2_v_left
             TEXTRACT(operand_of_o_2_v_left, operand_of_o_2_f16_in, 0, 0);
@@ -2325,10 +1720,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product_2 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // r_exp_W_to_product_2_left -> r_exp_W_to_product_6_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID0);  // r_exp_W_to_product_2 -> store
-            {
-                auto to = view(r_exp_W_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_2);
-            }
+            TSTORE(view(r_exp_W_to_product_2_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_2_channel -> r_exp_W_to_product_2_in_122
             set_flag(PIPE_FIX, PIPE_M, EVENT_ID0);  // r_exp_W_to_product_2 -> r_bT
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID0);  // operand_of_o_2_v_left -> r_exp_W_to_product_4_left
@@ -2342,10 +1734,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_4 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // r_exp_W_to_product_4_left -> r_exp_W_to_product_8_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID1);  // r_exp_W_to_product_4 -> store
-            {
-                auto to = view(r_exp_W_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_4);
-            }
+            TSTORE(view(r_exp_W_to_product_4_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_4);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_4_channel -> r_exp_W_to_product_4_in_122
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID1);  // r_exp_W_to_product_2_left -> r_exp_W_to_product_6_left
             TEXTRACT(r_exp_W_to_product_6_left, r_exp_W_to_8_2_f16_in, 0, 0);
@@ -2358,10 +1747,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // r_exp_W_to_product_6 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_product_6_left -> r_exp_W_to_product_10_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID2);  // r_exp_W_to_product_6 -> store
-            {
-                auto to = view(r_exp_W_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_6);
-            }
+            TSTORE(view(r_exp_W_to_product_6_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_6);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_6_channel -> r_exp_W_to_product_6_in_172
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID2);  // r_exp_W_to_product_4_left -> r_exp_W_to_product_8_left
             TEXTRACT(r_exp_W_to_product_8_left, r_exp_W_to_4_2_f16_in, 0, 0);
@@ -2374,10 +1760,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // r_exp_W_to_product_8 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_product_8_left -> r_exp_W_to_product_12_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID3);  // r_exp_W_to_product_8 -> store
-            {
-                auto to = view(r_exp_W_to_product_8_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_8);
-            }
+            TSTORE(view(r_exp_W_to_product_8_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_8);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_8_channel -> r_exp_W_to_product_8_in_222
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID3);  // r_exp_W_to_product_6_left -> r_exp_W_to_product_10_left
             TEXTRACT(r_exp_W_to_product_10_left, r_exp_W_to_2_2_f16_in, 0, 0);
@@ -2390,10 +1773,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_10 -> store
             set_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // r_exp_W_to_product_10_left -> r_bT_left
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID4);  // r_exp_W_to_product_10 -> store
-            {
-                auto to = view(r_exp_W_to_product_10_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_10);
-            }
+            TSTORE(view(r_exp_W_to_product_10_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_10);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_10_channel -> r_exp_W_to_product_10_in_272
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID4);  // r_exp_W_to_product_8_left -> r_exp_W_to_product_12_left
             TEXTRACT(r_exp_W_to_product_12_left, r_exp_W_to_1_2_f16_in, 0, 0);
@@ -2405,15 +1785,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(r_exp_W_to_product_12, r_exp_W_to_product_12_left, r_exp_W_to_product_12_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_12 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID5);  // r_exp_W_to_product_12 -> store
-            {
-                auto to = view(r_exp_W_to_product_12_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_exp_W_to_product_12);
-            }
+            TSTORE(view(r_exp_W_to_product_12_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_exp_W_to_product_12);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_exp_W_to_product_12_channel -> r_exp_W_to_product_12_in_322
-            L1Part<half, 64, 128> b_cube_raw(rows, 128);
-            TASSIGN(b_cube_raw, 0x36000);
-            auto b_cube_raw_from = view(b_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128));
-            TLOAD(b_cube_raw, b_cube_raw_from);
+            auto b_cube_raw = tile_at<L1Part<half, 64, 128>>(0x36000, rows, 128);
+            TLOAD(b_cube_raw, view(b_gm + token_at(HV, hv, 128, b, T, t), rows, 128, token_stride(HV, 128)));
             if (rows < 64) TFILLPAD(b_cube_raw, b_cube_raw);
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID5);  // b_cube -> r_bT_right
             wait_flag(PIPE_M, PIPE_MTE1, EVENT_ID5);  // r_exp_W_to_product_10_left -> r_bT_left
@@ -2428,16 +1803,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL(r_bT, r_bT_left, r_bT_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // r_bT -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID6);  // r_bT -> store
-            {
-                auto to = view(r_bT_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TSTORE(to, r_bT);
-            }
+            TSTORE(view(r_bT_channel_gm + get_block_idx() * 4096, 64, 64, 64), r_bT);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // r_bT_channel -> r_bT_in_332
             wait_flag_dev(0);  // operand_of_o_f16_channel -> operand_of_o_f16_in
-            {
-                auto from = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64);
-                TLOAD(operand_of_o_f16_in, from);
-            }
+            TLOAD(operand_of_o_f16_in, view(operand_of_o_f16_channel_gm + get_block_idx() * 4096, 64, 64, 64));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_o_f16_in -> operand_of_o_Z_sum_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID6);  // operand_of_o_f16_in -> operand_of_o_Z_sum_left
             TEXTRACT(operand_of_o_Z_sum_left, operand_of_o_f16_in, 0, 0);
@@ -2446,10 +1815,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             wait_flag(PIPE_MTE1, PIPE_M, EVENT_ID0);  // operand_of_o_Z_sum_right -> operand_of_o_Z_sum
             TMATMUL_ACC(operand_of_o_Z_sum, operand_of_o_2_v, operand_of_o_Z_sum_left, operand_of_o_Z_sum_right);
             wait_flag_dev(0);  // exp_W_r_f16_channel -> exp_W_r_f16_in
-            {
-                auto from = view(exp_W_r_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TLOAD(exp_W_r_f16_in, from);
-            }
+            TLOAD(exp_W_r_f16_in, view(exp_W_r_f16_channel_gm + get_block_idx() * 8192, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // exp_W_r_f16_in -> o_sum_2_left
             wait_flag(PIPE_MTE2, PIPE_MTE1, EVENT_ID7);  // exp_W_r_f16_in -> o_sum_2_left
             TEXTRACT(o_sum_2_left, exp_W_r_f16_in, 0, 0);
@@ -2459,10 +1825,7 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TMATMUL_ACC(o_sum_2, operand_of_o_Z_sum, o_sum_2_left, o_sum_2_right);
             set_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2 -> store
             wait_flag(PIPE_M, PIPE_FIX, EVENT_ID7);  // o_sum_2 -> store
-            {
-                auto to = view(o_sum_2_channel_gm + get_block_idx() * 8192, 64, 128, 128);
-                TSTORE(to, o_sum_2);
-            }
+            TSTORE(view(o_sum_2_channel_gm + get_block_idx() * 8192, 64, 128, 128), o_sum_2);
             ffts_cross_core_sync(PIPE_FIX, group_flag(1));  // o_sum_2_channel -> o_sum_2_in_475
         }
     }
@@ -2574,632 +1937,321 @@ PTO_ENTRY void rwkv7_o_S_fp16(
     __gm__ float *pairs_8_mask_of_16_gm = reinterpret_cast<__gm__ float *>(constants + 466944);
     __gm__ int32_t *cu_seqlens = reinterpret_cast<__gm__ int32_t *>(cu_seqlens_bytes);
     const int64_t sub = get_subblockid();
-    UbTile<float, 64, 128> S_0_raw_1;
-    TASSIGN(S_0_raw_1, 0x0);
-    UbTile<float, 64, 128> S_0;
-    TASSIGN(S_0, 0x0);
-    UbTile<float, 64, 128> S;
-    TASSIGN(S, 0x0);
-    UbTile<float, 32, 128> w_12;
-    TASSIGN(w_12, 0x8000);
-    UbTile<float, 32, 128> exp_w_12;
-    TASSIGN(exp_w_12, 0xc000);
-    UbTile<float, 32, 128> exp_w_times_0_12;
-    TASSIGN(exp_w_times_0_12, 0xc000);
-    UbTile<float, 32, 128> w_max_minus_105_12;
-    TASSIGN(w_max_minus_105_12, 0x8000);
-    UbTile<float, 32, 128> exp_w_times_0_sum;
-    TASSIGN(exp_w_times_0_sum, 0x8000);
-    UbTile<float, 32, 128> W_to_32_in_36;
-    TASSIGN(W_to_32_in_36, 0x10000);
-    UbTile<float, 32, 128> exp_W_to_32_36;
-    TASSIGN(exp_W_to_32_36, 0x10000);
-    UbTile<half, 32, 128> a_36;
-    TASSIGN(a_36, 0x14000);
-    UbTile<float, 32, 128> a_f32_36;
-    TASSIGN(a_f32_36, 0x16000);
-    UbTile<float, 32, 128> a_exp_W_to_32;
-    TASSIGN(a_exp_W_to_32, 0x16000);
-    UbTile<half, 32, 128> a_exp_W_to_32_f16;
-    TASSIGN(a_exp_W_to_32_f16, 0x1a000);
-    UbTile<float, 32, 128> W_to_32_2_in_42;
-    TASSIGN(W_to_32_2_in_42, 0x1c000);
-    UbTile<float, 32, 128> exp_W_to_32_2_42;
-    TASSIGN(exp_W_to_32_2_42, 0x1c000);
-    UbTile<half, 32, 128> b_42;
-    TASSIGN(b_42, 0x20000);
-    UbTile<float, 32, 128> b_f32_42;
-    TASSIGN(b_f32_42, 0x22000);
-    UbTile<float, 32, 128> b_exp_W_to_32_2;
-    TASSIGN(b_exp_W_to_32_2, 0x22000);
-    UbTile<half, 32, 128> b_exp_W_to_32_2_f16;
-    TASSIGN(b_exp_W_to_32_2_f16, 0x26000);
-    UbTile<float, 32, 64> a_exp_W_to_product_in_99;
-    TASSIGN(a_exp_W_to_product_in_99, 0x28000);
-    UbTile<float, 32, 64> pairs_32_mask_99;
-    TASSIGN(pairs_32_mask_99, 0x2a000);
-    UbTile<float, 32, 64> a_exp_W_to_64_99;
-    TASSIGN(a_exp_W_to_64_99, 0x28000);
-    UbTile<float, 32, 128> W_to_16_in_82;
-    TASSIGN(W_to_16_in_82, 0x8000);
-    UbTile<float, 32, 128> exp_W_to_16_82;
-    TASSIGN(exp_W_to_16_82, 0x8000);
-    UbTile<half, 32, 128> a_82;
-    TASSIGN(a_82, 0xc000);
-    UbTile<float, 32, 128> a_f32_82;
-    TASSIGN(a_f32_82, 0xe000);
-    UbTile<float, 32, 128> a_exp_W_to_16;
-    TASSIGN(a_exp_W_to_16, 0xe000);
-    UbTile<half, 32, 128> a_exp_W_to_16_f16;
-    TASSIGN(a_exp_W_to_16_f16, 0x12000);
-    UbTile<float, 32, 128> W_to_16_2_in_88;
-    TASSIGN(W_to_16_2_in_88, 0x14000);
-    UbTile<float, 32, 128> exp_W_to_16_2_88;
-    TASSIGN(exp_W_to_16_2_88, 0x14000);
-    UbTile<half, 32, 128> b_88;
-    TASSIGN(b_88, 0x18000);
-    UbTile<float, 32, 128> b_f32_88;
-    TASSIGN(b_f32_88, 0x1a000);
-    UbTile<float, 32, 128> b_exp_W_to_16_2;
-    TASSIGN(b_exp_W_to_16_2, 0x1a000);
-    UbTile<half, 32, 128> b_exp_W_to_16_2_f16;
-    TASSIGN(b_exp_W_to_16_2_f16, 0x1e000);
-    UbTile<float, 32, 64> a_exp_W_to_product_3_in_99;
-    TASSIGN(a_exp_W_to_product_3_in_99, 0x20000);
-    UbTile<float, 32, 64> pairs_16_mask_99;
-    TASSIGN(pairs_16_mask_99, 0x22000);
-    UbTile<float, 32, 64> a_exp_W_to_32_2_99;
-    TASSIGN(a_exp_W_to_32_2_99, 0x20000);
-    UbTile<float, 32, 64> a_exp_W_to_64_sum;
-    TASSIGN(a_exp_W_to_64_sum, 0x28000);
-    UbTile<float, 32, 128> W_to_8_in_132;
-    TASSIGN(W_to_8_in_132, 0x24000);
-    UbTile<float, 32, 128> exp_W_to_8_132;
-    TASSIGN(exp_W_to_8_132, 0x24000);
-    UbTile<half, 32, 128> a_132;
-    TASSIGN(a_132, 0x2a000);
-    UbTile<float, 32, 128> a_f32_132;
-    TASSIGN(a_f32_132, 0x8000);
-    UbTile<float, 32, 128> a_exp_W_to_8;
-    TASSIGN(a_exp_W_to_8, 0x8000);
-    UbTile<half, 32, 128> a_exp_W_to_8_f16;
-    TASSIGN(a_exp_W_to_8_f16, 0xc000);
-    UbTile<float, 32, 128> W_to_8_2_in_138;
-    TASSIGN(W_to_8_2_in_138, 0xe000);
-    UbTile<float, 32, 128> exp_W_to_8_2_138;
-    TASSIGN(exp_W_to_8_2_138, 0xe000);
-    UbTile<half, 32, 128> b_138;
-    TASSIGN(b_138, 0x12000);
-    UbTile<float, 32, 128> b_f32_138;
-    TASSIGN(b_f32_138, 0x14000);
-    UbTile<float, 32, 128> b_exp_W_to_8_2;
-    TASSIGN(b_exp_W_to_8_2, 0x14000);
-    UbTile<half, 32, 128> b_exp_W_to_8_2_f16;
-    TASSIGN(b_exp_W_to_8_2_f16, 0x18000);
-    UbTile<float, 32, 64> a_exp_W_to_product_5_in_149;
-    TASSIGN(a_exp_W_to_product_5_in_149, 0x1a000);
-    UbTile<float, 32, 64> pairs_8_mask_149;
-    TASSIGN(pairs_8_mask_149, 0x1c000);
-    UbTile<float, 32, 64> a_exp_W_to_16_2_149;
-    TASSIGN(a_exp_W_to_16_2_149, 0x1a000);
-    UbTile<float, 32, 64> a_exp_W_to_16_sum;
-    TASSIGN(a_exp_W_to_16_sum, 0x28000);
-    UbTile<float, 32, 128> W_to_4_in_182;
-    TASSIGN(W_to_4_in_182, 0x1e000);
-    UbTile<float, 32, 128> exp_W_to_4_182;
-    TASSIGN(exp_W_to_4_182, 0x1e000);
-    UbTile<half, 32, 128> a_182;
-    TASSIGN(a_182, 0x22000);
-    UbTile<float, 32, 128> a_f32_182;
-    TASSIGN(a_f32_182, 0x24000);
-    UbTile<float, 32, 128> a_exp_W_to_4;
-    TASSIGN(a_exp_W_to_4, 0x24000);
-    UbTile<half, 32, 128> a_exp_W_to_4_f16;
-    TASSIGN(a_exp_W_to_4_f16, 0x2a000);
-    UbTile<float, 32, 128> W_to_4_2_in_188;
-    TASSIGN(W_to_4_2_in_188, 0x8000);
-    UbTile<float, 32, 128> exp_W_to_4_2_188;
-    TASSIGN(exp_W_to_4_2_188, 0x8000);
-    UbTile<half, 32, 128> b_188;
-    TASSIGN(b_188, 0xc000);
-    UbTile<float, 32, 128> b_f32_188;
-    TASSIGN(b_f32_188, 0xe000);
-    UbTile<float, 32, 128> b_exp_W_to_4_2;
-    TASSIGN(b_exp_W_to_4_2, 0xe000);
-    UbTile<half, 32, 128> b_exp_W_to_4_2_f16;
-    TASSIGN(b_exp_W_to_4_2_f16, 0x12000);
-    UbTile<float, 32, 64> a_exp_W_to_product_7_in_199;
-    TASSIGN(a_exp_W_to_product_7_in_199, 0x14000);
-    UbTile<float, 32, 64> pairs_4_mask_199;
-    TASSIGN(pairs_4_mask_199, 0x16000);
-    UbTile<float, 32, 64> a_exp_W_to_8_2_199;
-    TASSIGN(a_exp_W_to_8_2_199, 0x14000);
-    UbTile<float, 32, 64> a_exp_W_to_8_2_sum;
-    TASSIGN(a_exp_W_to_8_2_sum, 0x28000);
-    UbTile<float, 32, 128> W_to_2_in_232;
-    TASSIGN(W_to_2_in_232, 0x18000);
-    UbTile<float, 32, 128> exp_W_to_2_232;
-    TASSIGN(exp_W_to_2_232, 0x18000);
-    UbTile<half, 32, 128> a_232;
-    TASSIGN(a_232, 0x1c000);
-    UbTile<float, 32, 128> a_f32_232;
-    TASSIGN(a_f32_232, 0x1e000);
-    UbTile<float, 32, 128> a_exp_W_to_2;
-    TASSIGN(a_exp_W_to_2, 0x1e000);
-    UbTile<half, 32, 128> a_exp_W_to_2_f16;
-    TASSIGN(a_exp_W_to_2_f16, 0x22000);
-    UbTile<float, 32, 128> W_to_2_2_in_238;
-    TASSIGN(W_to_2_2_in_238, 0x24000);
-    UbTile<float, 32, 128> exp_W_to_2_2_238;
-    TASSIGN(exp_W_to_2_2_238, 0x24000);
-    UbTile<half, 32, 128> b_238;
-    TASSIGN(b_238, 0x2a000);
-    UbTile<float, 32, 128> b_f32_238;
-    TASSIGN(b_f32_238, 0x8000);
-    UbTile<float, 32, 128> b_exp_W_to_2_2;
-    TASSIGN(b_exp_W_to_2_2, 0x8000);
-    UbTile<half, 32, 128> b_exp_W_to_2_2_f16;
-    TASSIGN(b_exp_W_to_2_2_f16, 0xc000);
-    UbTile<float, 32, 64> a_exp_W_to_product_9_in_249;
-    TASSIGN(a_exp_W_to_product_9_in_249, 0xe000);
-    UbTile<float, 32, 64> pairs_2_mask_249;
-    TASSIGN(pairs_2_mask_249, 0x10000);
-    UbTile<float, 32, 64> a_exp_W_to_4_2_249;
-    TASSIGN(a_exp_W_to_4_2_249, 0xe000);
-    UbTile<float, 32, 64> a_exp_W_to_4_2_sum;
-    TASSIGN(a_exp_W_to_4_2_sum, 0x28000);
-    UbTile<float, 32, 128> W_to_1_in_282;
-    TASSIGN(W_to_1_in_282, 0x12000);
-    UbTile<float, 32, 128> exp_W_to_1_282;
-    TASSIGN(exp_W_to_1_282, 0x12000);
-    UbTile<half, 32, 128> a_282;
-    TASSIGN(a_282, 0x16000);
-    UbTile<float, 32, 128> a_f32_282;
-    TASSIGN(a_f32_282, 0x18000);
-    UbTile<float, 32, 128> a_exp_W_to_1;
-    TASSIGN(a_exp_W_to_1, 0x18000);
-    UbTile<half, 32, 128> a_exp_W_to_1_f16;
-    TASSIGN(a_exp_W_to_1_f16, 0x1c000);
-    UbTile<float, 32, 128> W_to_1_2_in_288;
-    TASSIGN(W_to_1_2_in_288, 0x1e000);
-    UbTile<float, 32, 128> exp_W_to_1_2_288;
-    TASSIGN(exp_W_to_1_2_288, 0x1e000);
-    UbTile<half, 32, 128> b_288;
-    TASSIGN(b_288, 0x22000);
-    UbTile<float, 32, 128> b_f32_288;
-    TASSIGN(b_f32_288, 0x24000);
-    UbTile<float, 32, 128> b_exp_W_to_1_2;
-    TASSIGN(b_exp_W_to_1_2, 0x24000);
-    UbTile<half, 32, 128> b_exp_W_to_1_2_f16;
-    TASSIGN(b_exp_W_to_1_2_f16, 0x2a000);
-    UbTile<float, 32, 64> a_exp_W_to_product_11_in_299;
-    TASSIGN(a_exp_W_to_product_11_in_299, 0x2c000);
-    UbTile<float, 32, 64> pairs_1_mask_299;
-    TASSIGN(pairs_1_mask_299, 0x8000);
-    UbTile<float, 32, 64> a_exp_W_to_2_2_299;
-    TASSIGN(a_exp_W_to_2_2_299, 0x2c000);
-    UbTile<float, 32, 64> Tinv_decayed_product;
-    TASSIGN(Tinv_decayed_product, 0x28000);
-    UbTile<float, 32, 64> Tinv_neg;
-    TASSIGN(Tinv_neg, 0x28000);
-    UbTile<half, 32, 64> Tinv_neg_f16;
-    TASSIGN(Tinv_neg_f16, 0xa000);
-    UbTile<float, 32, 16> Tinv_diagonal_stack;
-    TASSIGN(Tinv_diagonal_stack, 0xb000);
-    UbTile<float, 32, 16> pairs_1_mask_of_16_338;
-    TASSIGN(pairs_1_mask_of_16_338, 0xb800);
-    UbTile<float, 32, 16> Tinv_diagonal_2;
-    TASSIGN(Tinv_diagonal_2, 0xb800);
-    UbTile<float, 32, 16> eye_mask_of_16_339;
-    TASSIGN(eye_mask_of_16_339, 0xc000);
-    UbTile<float, 32, 16> Tinv_rows_2;
-    TASSIGN(Tinv_rows_2, 0xb800);
-    UbTile<half, 32, 16> Tinv_rows_2_f16;
-    TASSIGN(Tinv_rows_2_f16, 0xc800);
-    UbTile<float, 32, 16> pairs_2_mask_of_16_340;
-    TASSIGN(pairs_2_mask_of_16_340, 0xcc00);
-    UbTile<float, 32, 16> Tinv_diagonal_4;
-    TASSIGN(Tinv_diagonal_4, 0xcc00);
-    UbTile<half, 32, 16> Tinv_diagonal_4_f16;
-    TASSIGN(Tinv_diagonal_4_f16, 0xd400);
-    UbTile<float, 32, 16> pairs_4_mask_of_16_358;
-    TASSIGN(pairs_4_mask_of_16_358, 0xd800);
-    UbTile<float, 32, 16> Tinv_diagonal_8;
-    TASSIGN(Tinv_diagonal_8, 0xd800);
-    UbTile<half, 32, 16> Tinv_diagonal_8_f16;
-    TASSIGN(Tinv_diagonal_8_f16, 0xe000);
-    UbTile<float, 32, 16> pairs_8_mask_of_16_370;
-    TASSIGN(pairs_8_mask_of_16_370, 0xe400);
-    UbTile<float, 32, 16> Tinv_diagonal_16;
-    TASSIGN(Tinv_diagonal_16, 0xb000);
-    UbTile<half, 32, 16> Tinv_diagonal_16_f16;
-    TASSIGN(Tinv_diagonal_16_f16, 0xec00);
-    UbTile<float, 32, 128> W_to_32_2_in_53;
-    TASSIGN(W_to_32_2_in_53, 0xf000);
-    UbTile<float, 32, 128> exp_W_to_32_2_53;
-    TASSIGN(exp_W_to_32_2_53, 0xf000);
-    UbTile<half, 32, 128> k_53;
-    TASSIGN(k_53, 0x13000);
-    UbTile<float, 32, 128> k_f32_53;
-    TASSIGN(k_f32_53, 0x15000);
-    UbTile<float, 32, 128> k_exp_W_to_32_2;
-    TASSIGN(k_exp_W_to_32_2, 0x15000);
-    UbTile<half, 32, 128> k_exp_W_to_32_2_f16;
-    TASSIGN(k_exp_W_to_32_2_f16, 0x19000);
-    UbTile<float, 32, 64> a_exp_W_to_product_2_in_108;
-    TASSIGN(a_exp_W_to_product_2_in_108, 0x1b000);
-    UbTile<float, 32, 64> pairs_32_mask_2_108;
-    TASSIGN(pairs_32_mask_2_108, 0x1d000);
-    UbTile<float, 32, 64> a_exp_W_to_64_2_108;
-    TASSIGN(a_exp_W_to_64_2_108, 0x1b000);
-    UbTile<float, 32, 128> W_to_16_2_in_100;
-    TASSIGN(W_to_16_2_in_100, 0x1f000);
-    UbTile<float, 32, 128> exp_W_to_16_2_100;
-    TASSIGN(exp_W_to_16_2_100, 0x1f000);
-    UbTile<half, 32, 128> k_100;
-    TASSIGN(k_100, 0x23000);
-    UbTile<float, 32, 128> k_f32_100;
-    TASSIGN(k_f32_100, 0x25000);
-    UbTile<float, 32, 128> k_exp_W_to_16_2;
-    TASSIGN(k_exp_W_to_16_2, 0x25000);
-    UbTile<half, 32, 128> k_exp_W_to_16_2_f16;
-    TASSIGN(k_exp_W_to_16_2_f16, 0x29000);
-    UbTile<float, 32, 64> a_exp_W_to_product_4_in_108;
-    TASSIGN(a_exp_W_to_product_4_in_108, 0x2b000);
-    UbTile<float, 32, 64> pairs_16_mask_2_108;
-    TASSIGN(pairs_16_mask_2_108, 0x8000);
-    UbTile<float, 32, 64> a_exp_W_to_32_3_108;
-    TASSIGN(a_exp_W_to_32_3_108, 0x2b000);
-    UbTile<float, 32, 64> a_exp_W_to_64_sum_2;
-    TASSIGN(a_exp_W_to_64_sum_2, 0x1b000);
-    UbTile<float, 32, 128> W_to_8_2_in_150;
-    TASSIGN(W_to_8_2_in_150, 0xa000);
-    UbTile<float, 32, 128> exp_W_to_8_2_150;
-    TASSIGN(exp_W_to_8_2_150, 0xa000);
-    UbTile<half, 32, 128> k_150;
-    TASSIGN(k_150, 0xe000);
-    UbTile<float, 32, 128> k_f32_150;
-    TASSIGN(k_f32_150, 0x10000);
-    UbTile<float, 32, 128> k_exp_W_to_8_2;
-    TASSIGN(k_exp_W_to_8_2, 0x10000);
-    UbTile<half, 32, 128> k_exp_W_to_8_2_f16;
-    TASSIGN(k_exp_W_to_8_2_f16, 0x14000);
-    UbTile<float, 32, 64> a_exp_W_to_product_6_in_158;
-    TASSIGN(a_exp_W_to_product_6_in_158, 0x16000);
-    UbTile<float, 32, 64> pairs_8_mask_2_158;
-    TASSIGN(pairs_8_mask_2_158, 0x18000);
-    UbTile<float, 32, 64> a_exp_W_to_16_3_158;
-    TASSIGN(a_exp_W_to_16_3_158, 0x16000);
-    UbTile<float, 32, 64> a_exp_W_to_16_sum_2;
-    TASSIGN(a_exp_W_to_16_sum_2, 0x1b000);
-    UbTile<float, 32, 128> W_to_4_2_in_200;
-    TASSIGN(W_to_4_2_in_200, 0x1d000);
-    UbTile<float, 32, 128> exp_W_to_4_2_200;
-    TASSIGN(exp_W_to_4_2_200, 0x1d000);
-    UbTile<half, 32, 128> k_200;
-    TASSIGN(k_200, 0x21000);
-    UbTile<float, 32, 128> k_f32_200;
-    TASSIGN(k_f32_200, 0x23000);
-    UbTile<float, 32, 128> k_exp_W_to_4_2;
-    TASSIGN(k_exp_W_to_4_2, 0x23000);
-    UbTile<half, 32, 128> k_exp_W_to_4_2_f16;
-    TASSIGN(k_exp_W_to_4_2_f16, 0x27000);
-    UbTile<float, 32, 64> a_exp_W_to_product_8_in_208;
-    TASSIGN(a_exp_W_to_product_8_in_208, 0x29000);
-    UbTile<float, 32, 64> pairs_4_mask_2_208;
-    TASSIGN(pairs_4_mask_2_208, 0x2b000);
-    UbTile<float, 32, 64> a_exp_W_to_8_3_208;
-    TASSIGN(a_exp_W_to_8_3_208, 0x29000);
-    UbTile<float, 32, 64> a_exp_W_to_8_3_sum;
-    TASSIGN(a_exp_W_to_8_3_sum, 0x1b000);
-    UbTile<float, 32, 128> W_to_2_2_in_250;
-    TASSIGN(W_to_2_2_in_250, 0x8000);
-    UbTile<float, 32, 128> exp_W_to_2_2_250;
-    TASSIGN(exp_W_to_2_2_250, 0x8000);
-    UbTile<half, 32, 128> k_250;
-    TASSIGN(k_250, 0xc000);
-    UbTile<float, 32, 128> k_f32_250;
-    TASSIGN(k_f32_250, 0xe000);
-    UbTile<float, 32, 128> k_exp_W_to_2_2;
-    TASSIGN(k_exp_W_to_2_2, 0xe000);
-    UbTile<half, 32, 128> k_exp_W_to_2_2_f16;
-    TASSIGN(k_exp_W_to_2_2_f16, 0x12000);
-    UbTile<float, 32, 64> a_exp_W_to_product_10_in_258;
-    TASSIGN(a_exp_W_to_product_10_in_258, 0x14000);
-    UbTile<float, 32, 64> pairs_2_mask_2_258;
-    TASSIGN(pairs_2_mask_2_258, 0x16000);
-    UbTile<float, 32, 64> a_exp_W_to_4_3_258;
-    TASSIGN(a_exp_W_to_4_3_258, 0x14000);
-    UbTile<float, 32, 64> a_exp_W_to_4_3_sum;
-    TASSIGN(a_exp_W_to_4_3_sum, 0x1b000);
-    UbTile<float, 32, 128> W_to_1_2_in_300;
-    TASSIGN(W_to_1_2_in_300, 0x1d000);
-    UbTile<float, 32, 128> exp_W_to_1_2_300;
-    TASSIGN(exp_W_to_1_2_300, 0x1d000);
-    UbTile<half, 32, 128> k_300;
-    TASSIGN(k_300, 0x21000);
-    UbTile<float, 32, 128> k_f32_300;
-    TASSIGN(k_f32_300, 0x23000);
-    UbTile<float, 32, 128> k_exp_W_to_1_2;
-    TASSIGN(k_exp_W_to_1_2, 0x23000);
-    UbTile<half, 32, 128> k_exp_W_to_1_2_f16;
-    TASSIGN(k_exp_W_to_1_2_f16, 0x27000);
-    UbTile<float, 32, 64> a_exp_W_to_product_12_in_308;
-    TASSIGN(a_exp_W_to_product_12_in_308, 0x29000);
-    UbTile<float, 32, 64> pairs_1_mask_2_308;
-    TASSIGN(pairs_1_mask_2_308, 0x2b000);
-    UbTile<float, 32, 64> a_exp_W_to_2_3_308;
-    TASSIGN(a_exp_W_to_2_3_308, 0x29000);
-    UbTile<float, 32, 64> operand_of_Z;
-    TASSIGN(operand_of_Z, 0x1b000);
-    UbTile<half, 32, 64> operand_of_Z_f16;
-    TASSIGN(operand_of_Z_f16, 0x2d000);
-    UbTile<float, 32, 128> W0_in_2_417;
-    TASSIGN(W0_in_2_417, 0x8000);
-    UbTile<float, 32, 128> exp_W0_417;
-    TASSIGN(exp_W0_417, 0x8000);
-    UbTile<half, 32, 128> a_417;
-    TASSIGN(a_417, 0xc000);
-    UbTile<float, 32, 128> a_f32_417;
-    TASSIGN(a_f32_417, 0xe000);
-    UbTile<float, 32, 128> exp_W0_a;
-    TASSIGN(exp_W0_a, 0xe000);
-    UbTile<half, 32, 128> exp_W0_a_f16;
-    TASSIGN(exp_W0_a_f16, 0x12000);
-    UbTile<half, 64, 128> S_f16;
-    TASSIGN(S_f16, 0x14000);
-    UbTile<float, 1, 128> last_W;
-    TASSIGN(last_W, 0x18000);
-    UbTile<float, 32, 128> expand_last_W_456;
-    TASSIGN(expand_last_W_456, 0x18200);
-    UbTile<float, 32, 128> W_in_2_456;
-    TASSIGN(W_in_2_456, 0x1c200);
-    UbTile<float, 32, 128> last_W_minus_W_456;
-    TASSIGN(last_W_minus_W_456, 0x18200);
-    UbTile<float, 32, 128> to_end;
-    TASSIGN(to_end, 0x18200);
-    UbTile<half, 32, 128> b_466;
-    TASSIGN(b_466, 0x20200);
-    UbTile<float, 32, 128> b_f32_466;
-    TASSIGN(b_f32_466, 0x22200);
-    UbTile<float, 32, 128> to_end_b;
-    TASSIGN(to_end_b, 0x22200);
-    UbTile<half, 32, 128> to_end_b_f16;
-    TASSIGN(to_end_b_f16, 0x26200);
-    UbTile<float, 64, 128> S_next_part_in_474;
-    TASSIGN(S_next_part_in_474, 0x8000);
-    UbTile<half, 32, 128> k_457;
-    TASSIGN(k_457, 0x10000);
-    UbTile<float, 32, 128> k_f32_457;
-    TASSIGN(k_f32_457, 0x12000);
-    UbTile<float, 32, 128> to_end_k;
-    TASSIGN(to_end_k, 0x12000);
-    UbTile<half, 32, 128> to_end_k_f16;
-    TASSIGN(to_end_k_f16, 0x16000);
-    UbTile<float, 64, 128> to_end_kT_v_sum_part_in_465;
-    TASSIGN(to_end_kT_v_sum_part_in_465, 0x18200);
-    UbTile<float, 1, 128> chunk_decay;
-    TASSIGN(chunk_decay, 0x18000);
-    UbCol<float, 64> chunk_decay_col_455;
-    TASSIGN(chunk_decay_col_455, 0x18000 + sub * 256);
-    UbTile<float, 64, 128> chunk_decay_S;
-    TASSIGN(chunk_decay_S, 0x20200);
-    UbTile<float, 64, 128> to_end_kT_v_sum;
-    TASSIGN(to_end_kT_v_sum, 0x20200);
-    UbTile<float, 64, 128> S_next;
-    TASSIGN(S_next, 0x0);
-    UbTile<float, 32, 128> W_to_32_2_in_61;
-    TASSIGN(W_to_32_2_in_61, 0x28200);
-    UbTile<float, 32, 128> exp_W_to_32_2_61;
-    TASSIGN(exp_W_to_32_2_61, 0x28200);
-    UbTile<half, 32, 128> r_61;
-    TASSIGN(r_61, 0x8000);
-    UbTile<float, 32, 128> r_f32_61;
-    TASSIGN(r_f32_61, 0xa000);
-    UbTile<float, 32, 128> r_exp_W_to_32_2;
-    TASSIGN(r_exp_W_to_32_2, 0xa000);
-    UbTile<half, 32, 128> r_exp_W_to_32_2_f16;
-    TASSIGN(r_exp_W_to_32_2_f16, 0xe000);
-    UbTile<float, 32, 64> r_exp_W_to_product_in_117;
-    TASSIGN(r_exp_W_to_product_in_117, 0x10000);
-    UbTile<float, 32, 64> pairs_32_mask_3_117;
-    TASSIGN(pairs_32_mask_3_117, 0x12000);
-    UbTile<float, 32, 64> r_exp_W_to_64_117;
-    TASSIGN(r_exp_W_to_64_117, 0x10000);
-    UbTile<float, 32, 128> W_to_16_2_in_109;
-    TASSIGN(W_to_16_2_in_109, 0x14000);
-    UbTile<float, 32, 128> exp_W_to_16_2_109;
-    TASSIGN(exp_W_to_16_2_109, 0x14000);
-    UbTile<half, 32, 128> r_109;
-    TASSIGN(r_109, 0x18000);
-    UbTile<float, 32, 128> r_f32_109;
-    TASSIGN(r_f32_109, 0x1a000);
-    UbTile<float, 32, 128> r_exp_W_to_16_2;
-    TASSIGN(r_exp_W_to_16_2, 0x1a000);
-    UbTile<half, 32, 128> r_exp_W_to_16_2_f16;
-    TASSIGN(r_exp_W_to_16_2_f16, 0x1e000);
-    UbTile<float, 32, 64> r_exp_W_to_product_3_in_117;
-    TASSIGN(r_exp_W_to_product_3_in_117, 0x20000);
-    UbTile<float, 32, 64> pairs_16_mask_3_117;
-    TASSIGN(pairs_16_mask_3_117, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_32_117;
-    TASSIGN(r_exp_W_to_32_117, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_32_sum;
-    TASSIGN(r_exp_W_to_32_sum, 0x10000);
-    UbTile<float, 32, 128> W_to_8_2_in_159;
-    TASSIGN(W_to_8_2_in_159, 0x24000);
-    UbTile<float, 32, 128> exp_W_to_8_2_159;
-    TASSIGN(exp_W_to_8_2_159, 0x24000);
-    UbTile<half, 32, 128> r_159;
-    TASSIGN(r_159, 0x28000);
-    UbTile<float, 32, 128> r_f32_159;
-    TASSIGN(r_f32_159, 0x2a000);
-    UbTile<float, 32, 128> r_exp_W_to_8_2;
-    TASSIGN(r_exp_W_to_8_2, 0x2a000);
-    UbTile<half, 32, 128> r_exp_W_to_8_2_f16;
-    TASSIGN(r_exp_W_to_8_2_f16, 0x8000);
-    UbTile<float, 32, 64> r_exp_W_to_product_5_in_167;
-    TASSIGN(r_exp_W_to_product_5_in_167, 0xa000);
-    UbTile<float, 32, 64> pairs_8_mask_3_167;
-    TASSIGN(pairs_8_mask_3_167, 0xc000);
-    UbTile<float, 32, 64> r_exp_W_to_16_167;
-    TASSIGN(r_exp_W_to_16_167, 0xa000);
-    UbTile<float, 32, 64> r_exp_W_to_16_sum;
-    TASSIGN(r_exp_W_to_16_sum, 0x10000);
-    UbTile<float, 32, 128> W_to_4_2_in_209;
-    TASSIGN(W_to_4_2_in_209, 0x12000);
-    UbTile<float, 32, 128> exp_W_to_4_2_209;
-    TASSIGN(exp_W_to_4_2_209, 0x12000);
-    UbTile<half, 32, 128> r_209;
-    TASSIGN(r_209, 0x16000);
-    UbTile<float, 32, 128> r_f32_209;
-    TASSIGN(r_f32_209, 0x18000);
-    UbTile<float, 32, 128> r_exp_W_to_4_2;
-    TASSIGN(r_exp_W_to_4_2, 0x18000);
-    UbTile<half, 32, 128> r_exp_W_to_4_2_f16;
-    TASSIGN(r_exp_W_to_4_2_f16, 0x1c000);
-    UbTile<float, 32, 64> r_exp_W_to_product_7_in_217;
-    TASSIGN(r_exp_W_to_product_7_in_217, 0x1e000);
-    UbTile<float, 32, 64> pairs_4_mask_3_217;
-    TASSIGN(pairs_4_mask_3_217, 0x20000);
-    UbTile<float, 32, 64> r_exp_W_to_8_217;
-    TASSIGN(r_exp_W_to_8_217, 0x1e000);
-    UbTile<float, 32, 64> r_exp_W_to_8_sum;
-    TASSIGN(r_exp_W_to_8_sum, 0x10000);
-    UbTile<float, 32, 128> W_to_2_2_in_259;
-    TASSIGN(W_to_2_2_in_259, 0x22000);
-    UbTile<float, 32, 128> exp_W_to_2_2_259;
-    TASSIGN(exp_W_to_2_2_259, 0x22000);
-    UbTile<half, 32, 128> r_259;
-    TASSIGN(r_259, 0x26000);
-    UbTile<float, 32, 128> r_f32_259;
-    TASSIGN(r_f32_259, 0x28000);
-    UbTile<float, 32, 128> r_exp_W_to_2_2;
-    TASSIGN(r_exp_W_to_2_2, 0x28000);
-    UbTile<half, 32, 128> r_exp_W_to_2_2_f16;
-    TASSIGN(r_exp_W_to_2_2_f16, 0x2c000);
-    UbTile<float, 32, 64> r_exp_W_to_product_9_in_267;
-    TASSIGN(r_exp_W_to_product_9_in_267, 0x8000);
-    UbTile<float, 32, 64> pairs_2_mask_3_267;
-    TASSIGN(pairs_2_mask_3_267, 0xa000);
-    UbTile<float, 32, 64> r_exp_W_to_4_267;
-    TASSIGN(r_exp_W_to_4_267, 0x8000);
-    UbTile<float, 32, 64> r_exp_W_to_4_sum;
-    TASSIGN(r_exp_W_to_4_sum, 0x10000);
-    UbTile<float, 32, 128> W_to_1_2_in_309;
-    TASSIGN(W_to_1_2_in_309, 0xc000);
-    UbTile<float, 32, 128> exp_W_to_1_2_309;
-    TASSIGN(exp_W_to_1_2_309, 0xc000);
-    UbTile<half, 32, 128> r_309;
-    TASSIGN(r_309, 0x12000);
-    UbTile<float, 32, 128> r_f32_309;
-    TASSIGN(r_f32_309, 0x14000);
-    UbTile<float, 32, 128> r_exp_W_to_1_2;
-    TASSIGN(r_exp_W_to_1_2, 0x14000);
-    UbTile<half, 32, 128> r_exp_W_to_1_2_f16;
-    TASSIGN(r_exp_W_to_1_2_f16, 0x18000);
-    UbTile<float, 32, 64> r_exp_W_to_product_11_in_317;
-    TASSIGN(r_exp_W_to_product_11_in_317, 0x1a000);
-    UbTile<float, 32, 64> pairs_1_mask_3_317;
-    TASSIGN(pairs_1_mask_3_317, 0x1c000);
-    UbTile<float, 32, 64> r_exp_W_to_2_317;
-    TASSIGN(r_exp_W_to_2_317, 0x1a000);
-    UbTile<float, 32, 64> r_exp_W_to_2_sum;
-    TASSIGN(r_exp_W_to_2_sum, 0x10000);
-    UbTile<float, 32, 64> r_kT_in_327;
-    TASSIGN(r_kT_in_327, 0x1e000);
-    UbTile<float, 32, 64> eye_mask_327;
-    TASSIGN(eye_mask_327, 0x20000);
-    UbTile<float, 32, 64> r_kT_identity_327;
-    TASSIGN(r_kT_identity_327, 0x1e000);
-    UbTile<float, 32, 64> operand_of_o_2;
-    TASSIGN(operand_of_o_2, 0x10000);
-    UbTile<half, 32, 64> operand_of_o_2_f16;
-    TASSIGN(operand_of_o_2_f16, 0x22000);
-    UbTile<float, 32, 64> r_exp_W_to_product_2_in_122;
-    TASSIGN(r_exp_W_to_product_2_in_122, 0x23000);
-    UbTile<float, 32, 64> pairs_32_mask_4_122;
-    TASSIGN(pairs_32_mask_4_122, 0x25000);
-    UbTile<float, 32, 64> r_exp_W_to_64_2_122;
-    TASSIGN(r_exp_W_to_64_2_122, 0x23000);
-    UbTile<float, 32, 64> r_exp_W_to_product_4_in_122;
-    TASSIGN(r_exp_W_to_product_4_in_122, 0x27000);
-    UbTile<float, 32, 64> pairs_16_mask_4_122;
-    TASSIGN(pairs_16_mask_4_122, 0x29000);
-    UbTile<float, 32, 64> r_exp_W_to_32_3_122;
-    TASSIGN(r_exp_W_to_32_3_122, 0x27000);
-    UbTile<float, 32, 64> r_exp_W_to_64_sum;
-    TASSIGN(r_exp_W_to_64_sum, 0x23000);
-    UbTile<float, 32, 64> r_exp_W_to_product_6_in_172;
-    TASSIGN(r_exp_W_to_product_6_in_172, 0x2b000);
-    UbTile<float, 32, 64> pairs_8_mask_4_172;
-    TASSIGN(pairs_8_mask_4_172, 0x8000);
-    UbTile<float, 32, 64> r_exp_W_to_16_3_172;
-    TASSIGN(r_exp_W_to_16_3_172, 0x2b000);
-    UbTile<float, 32, 64> r_exp_W_to_16_sum_2;
-    TASSIGN(r_exp_W_to_16_sum_2, 0x23000);
-    UbTile<float, 32, 64> r_exp_W_to_product_8_in_222;
-    TASSIGN(r_exp_W_to_product_8_in_222, 0xa000);
-    UbTile<float, 32, 64> pairs_4_mask_4_222;
-    TASSIGN(pairs_4_mask_4_222, 0xc000);
-    UbTile<float, 32, 64> r_exp_W_to_8_3_222;
-    TASSIGN(r_exp_W_to_8_3_222, 0xa000);
-    UbTile<float, 32, 64> r_exp_W_to_8_3_sum;
-    TASSIGN(r_exp_W_to_8_3_sum, 0x23000);
-    UbTile<float, 32, 64> r_exp_W_to_product_10_in_272;
-    TASSIGN(r_exp_W_to_product_10_in_272, 0xe000);
-    UbTile<float, 32, 64> pairs_2_mask_4_272;
-    TASSIGN(pairs_2_mask_4_272, 0x10000);
-    UbTile<float, 32, 64> r_exp_W_to_4_3_272;
-    TASSIGN(r_exp_W_to_4_3_272, 0xe000);
-    UbTile<float, 32, 64> r_exp_W_to_4_3_sum;
-    TASSIGN(r_exp_W_to_4_3_sum, 0x23000);
-    UbTile<float, 32, 64> r_exp_W_to_product_12_in_322;
-    TASSIGN(r_exp_W_to_product_12_in_322, 0x12000);
-    UbTile<float, 32, 64> pairs_1_mask_4_322;
-    TASSIGN(pairs_1_mask_4_322, 0x14000);
-    UbTile<float, 32, 64> r_exp_W_to_2_3_322;
-    TASSIGN(r_exp_W_to_2_3_322, 0x12000);
-    UbTile<float, 32, 64> r_exp_W_to_2_3_sum;
-    TASSIGN(r_exp_W_to_2_3_sum, 0x23000);
-    UbTile<float, 32, 64> r_bT_in_332;
-    TASSIGN(r_bT_in_332, 0x16000);
-    UbTile<float, 32, 64> eye_mask_332;
-    TASSIGN(eye_mask_332, 0x18000);
-    UbTile<float, 32, 64> r_bT_identity_332;
-    TASSIGN(r_bT_identity_332, 0x16000);
-    UbTile<float, 32, 64> operand_of_o;
-    TASSIGN(operand_of_o, 0x23000);
-    UbTile<half, 32, 64> operand_of_o_f16;
-    TASSIGN(operand_of_o_f16, 0x1a000);
-    UbTile<float, 32, 128> W_in_2_445;
-    TASSIGN(W_in_2_445, 0x1b000);
-    UbTile<float, 32, 128> exp_W_445;
-    TASSIGN(exp_W_445, 0x1b000);
-    UbTile<half, 32, 128> r_445;
-    TASSIGN(r_445, 0x1f000);
-    UbTile<float, 32, 128> r_f32_445;
-    TASSIGN(r_f32_445, 0x21000);
-    UbTile<float, 32, 128> exp_W_r;
-    TASSIGN(exp_W_r, 0x21000);
-    UbTile<half, 32, 128> exp_W_r_f16;
-    TASSIGN(exp_W_r_f16, 0x25000);
-    UbTile<float, 32, 128> o_sum_2_in_475;
-    TASSIGN(o_sum_2_in_475, 0x27000);
-    UbTile<float, 32, 128> o_475;
-    TASSIGN(o_475, 0x27000);
-    UbTile<half, 32, 128> o_f16_475;
-    TASSIGN(o_f16_475, 0x2b000);
+    auto S_0_raw_1 = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S_0 = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto S = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto w_12 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_w_12 = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto exp_w_times_0_12 = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto w_max_minus_105_12 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_w_times_0_sum = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto W_to_32_in_36 = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto exp_W_to_32_36 = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto a_36 = tile_at<UbTile<half, 32, 128>>(0x14000);
+    auto a_f32_36 = tile_at<UbTile<float, 32, 128>>(0x16000);
+    auto a_exp_W_to_32 = tile_at<UbTile<float, 32, 128>>(0x16000);
+    auto a_exp_W_to_32_f16 = tile_at<UbTile<half, 32, 128>>(0x1a000);
+    auto W_to_32_2_in_42 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto exp_W_to_32_2_42 = tile_at<UbTile<float, 32, 128>>(0x1c000);
+    auto b_42 = tile_at<UbTile<half, 32, 128>>(0x20000);
+    auto b_f32_42 = tile_at<UbTile<float, 32, 128>>(0x22000);
+    auto b_exp_W_to_32_2 = tile_at<UbTile<float, 32, 128>>(0x22000);
+    auto b_exp_W_to_32_2_f16 = tile_at<UbTile<half, 32, 128>>(0x26000);
+    auto a_exp_W_to_product_in_99 = tile_at<UbTile<float, 32, 64>>(0x28000);
+    auto pairs_32_mask_99 = tile_at<UbTile<float, 32, 64>>(0x2a000);
+    auto a_exp_W_to_64_99 = tile_at<UbTile<float, 32, 64>>(0x28000);
+    auto W_to_16_in_82 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_W_to_16_82 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto a_82 = tile_at<UbTile<half, 32, 128>>(0xc000);
+    auto a_f32_82 = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto a_exp_W_to_16 = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto a_exp_W_to_16_f16 = tile_at<UbTile<half, 32, 128>>(0x12000);
+    auto W_to_16_2_in_88 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto exp_W_to_16_2_88 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto b_88 = tile_at<UbTile<half, 32, 128>>(0x18000);
+    auto b_f32_88 = tile_at<UbTile<float, 32, 128>>(0x1a000);
+    auto b_exp_W_to_16_2 = tile_at<UbTile<float, 32, 128>>(0x1a000);
+    auto b_exp_W_to_16_2_f16 = tile_at<UbTile<half, 32, 128>>(0x1e000);
+    auto a_exp_W_to_product_3_in_99 = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto pairs_16_mask_99 = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto a_exp_W_to_32_2_99 = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto a_exp_W_to_64_sum = tile_at<UbTile<float, 32, 64>>(0x28000);
+    auto W_to_8_in_132 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto exp_W_to_8_132 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto a_132 = tile_at<UbTile<half, 32, 128>>(0x2a000);
+    auto a_f32_132 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto a_exp_W_to_8 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto a_exp_W_to_8_f16 = tile_at<UbTile<half, 32, 128>>(0xc000);
+    auto W_to_8_2_in_138 = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto exp_W_to_8_2_138 = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto b_138 = tile_at<UbTile<half, 32, 128>>(0x12000);
+    auto b_f32_138 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto b_exp_W_to_8_2 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto b_exp_W_to_8_2_f16 = tile_at<UbTile<half, 32, 128>>(0x18000);
+    auto a_exp_W_to_product_5_in_149 = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto pairs_8_mask_149 = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto a_exp_W_to_16_2_149 = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto a_exp_W_to_16_sum = tile_at<UbTile<float, 32, 64>>(0x28000);
+    auto W_to_4_in_182 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto exp_W_to_4_182 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto a_182 = tile_at<UbTile<half, 32, 128>>(0x22000);
+    auto a_f32_182 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto a_exp_W_to_4 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto a_exp_W_to_4_f16 = tile_at<UbTile<half, 32, 128>>(0x2a000);
+    auto W_to_4_2_in_188 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_W_to_4_2_188 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto b_188 = tile_at<UbTile<half, 32, 128>>(0xc000);
+    auto b_f32_188 = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto b_exp_W_to_4_2 = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto b_exp_W_to_4_2_f16 = tile_at<UbTile<half, 32, 128>>(0x12000);
+    auto a_exp_W_to_product_7_in_199 = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto pairs_4_mask_199 = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto a_exp_W_to_8_2_199 = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto a_exp_W_to_8_2_sum = tile_at<UbTile<float, 32, 64>>(0x28000);
+    auto W_to_2_in_232 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto exp_W_to_2_232 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto a_232 = tile_at<UbTile<half, 32, 128>>(0x1c000);
+    auto a_f32_232 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto a_exp_W_to_2 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto a_exp_W_to_2_f16 = tile_at<UbTile<half, 32, 128>>(0x22000);
+    auto W_to_2_2_in_238 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto exp_W_to_2_2_238 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto b_238 = tile_at<UbTile<half, 32, 128>>(0x2a000);
+    auto b_f32_238 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto b_exp_W_to_2_2 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto b_exp_W_to_2_2_f16 = tile_at<UbTile<half, 32, 128>>(0xc000);
+    auto a_exp_W_to_product_9_in_249 = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto pairs_2_mask_249 = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto a_exp_W_to_4_2_249 = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto a_exp_W_to_4_2_sum = tile_at<UbTile<float, 32, 64>>(0x28000);
+    auto W_to_1_in_282 = tile_at<UbTile<float, 32, 128>>(0x12000);
+    auto exp_W_to_1_282 = tile_at<UbTile<float, 32, 128>>(0x12000);
+    auto a_282 = tile_at<UbTile<half, 32, 128>>(0x16000);
+    auto a_f32_282 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto a_exp_W_to_1 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto a_exp_W_to_1_f16 = tile_at<UbTile<half, 32, 128>>(0x1c000);
+    auto W_to_1_2_in_288 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto exp_W_to_1_2_288 = tile_at<UbTile<float, 32, 128>>(0x1e000);
+    auto b_288 = tile_at<UbTile<half, 32, 128>>(0x22000);
+    auto b_f32_288 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto b_exp_W_to_1_2 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto b_exp_W_to_1_2_f16 = tile_at<UbTile<half, 32, 128>>(0x2a000);
+    auto a_exp_W_to_product_11_in_299 = tile_at<UbTile<float, 32, 64>>(0x2c000);
+    auto pairs_1_mask_299 = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto a_exp_W_to_2_2_299 = tile_at<UbTile<float, 32, 64>>(0x2c000);
+    auto Tinv_decayed_product = tile_at<UbTile<float, 32, 64>>(0x28000);
+    auto Tinv_neg = tile_at<UbTile<float, 32, 64>>(0x28000);
+    auto Tinv_neg_f16 = tile_at<UbTile<half, 32, 64>>(0xa000);
+    auto Tinv_diagonal_stack = tile_at<UbTile<float, 32, 16>>(0xb000);
+    auto pairs_1_mask_of_16_338 = tile_at<UbTile<float, 32, 16>>(0xb800);
+    auto Tinv_diagonal_2 = tile_at<UbTile<float, 32, 16>>(0xb800);
+    auto eye_mask_of_16_339 = tile_at<UbTile<float, 32, 16>>(0xc000);
+    auto Tinv_rows_2 = tile_at<UbTile<float, 32, 16>>(0xb800);
+    auto Tinv_rows_2_f16 = tile_at<UbTile<half, 32, 16>>(0xc800);
+    auto pairs_2_mask_of_16_340 = tile_at<UbTile<float, 32, 16>>(0xcc00);
+    auto Tinv_diagonal_4 = tile_at<UbTile<float, 32, 16>>(0xcc00);
+    auto Tinv_diagonal_4_f16 = tile_at<UbTile<half, 32, 16>>(0xd400);
+    auto pairs_4_mask_of_16_358 = tile_at<UbTile<float, 32, 16>>(0xd800);
+    auto Tinv_diagonal_8 = tile_at<UbTile<float, 32, 16>>(0xd800);
+    auto Tinv_diagonal_8_f16 = tile_at<UbTile<half, 32, 16>>(0xe000);
+    auto pairs_8_mask_of_16_370 = tile_at<UbTile<float, 32, 16>>(0xe400);
+    auto Tinv_diagonal_16 = tile_at<UbTile<float, 32, 16>>(0xb000);
+    auto Tinv_diagonal_16_f16 = tile_at<UbTile<half, 32, 16>>(0xec00);
+    auto W_to_32_2_in_53 = tile_at<UbTile<float, 32, 128>>(0xf000);
+    auto exp_W_to_32_2_53 = tile_at<UbTile<float, 32, 128>>(0xf000);
+    auto k_53 = tile_at<UbTile<half, 32, 128>>(0x13000);
+    auto k_f32_53 = tile_at<UbTile<float, 32, 128>>(0x15000);
+    auto k_exp_W_to_32_2 = tile_at<UbTile<float, 32, 128>>(0x15000);
+    auto k_exp_W_to_32_2_f16 = tile_at<UbTile<half, 32, 128>>(0x19000);
+    auto a_exp_W_to_product_2_in_108 = tile_at<UbTile<float, 32, 64>>(0x1b000);
+    auto pairs_32_mask_2_108 = tile_at<UbTile<float, 32, 64>>(0x1d000);
+    auto a_exp_W_to_64_2_108 = tile_at<UbTile<float, 32, 64>>(0x1b000);
+    auto W_to_16_2_in_100 = tile_at<UbTile<float, 32, 128>>(0x1f000);
+    auto exp_W_to_16_2_100 = tile_at<UbTile<float, 32, 128>>(0x1f000);
+    auto k_100 = tile_at<UbTile<half, 32, 128>>(0x23000);
+    auto k_f32_100 = tile_at<UbTile<float, 32, 128>>(0x25000);
+    auto k_exp_W_to_16_2 = tile_at<UbTile<float, 32, 128>>(0x25000);
+    auto k_exp_W_to_16_2_f16 = tile_at<UbTile<half, 32, 128>>(0x29000);
+    auto a_exp_W_to_product_4_in_108 = tile_at<UbTile<float, 32, 64>>(0x2b000);
+    auto pairs_16_mask_2_108 = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto a_exp_W_to_32_3_108 = tile_at<UbTile<float, 32, 64>>(0x2b000);
+    auto a_exp_W_to_64_sum_2 = tile_at<UbTile<float, 32, 64>>(0x1b000);
+    auto W_to_8_2_in_150 = tile_at<UbTile<float, 32, 128>>(0xa000);
+    auto exp_W_to_8_2_150 = tile_at<UbTile<float, 32, 128>>(0xa000);
+    auto k_150 = tile_at<UbTile<half, 32, 128>>(0xe000);
+    auto k_f32_150 = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto k_exp_W_to_8_2 = tile_at<UbTile<float, 32, 128>>(0x10000);
+    auto k_exp_W_to_8_2_f16 = tile_at<UbTile<half, 32, 128>>(0x14000);
+    auto a_exp_W_to_product_6_in_158 = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto pairs_8_mask_2_158 = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto a_exp_W_to_16_3_158 = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto a_exp_W_to_16_sum_2 = tile_at<UbTile<float, 32, 64>>(0x1b000);
+    auto W_to_4_2_in_200 = tile_at<UbTile<float, 32, 128>>(0x1d000);
+    auto exp_W_to_4_2_200 = tile_at<UbTile<float, 32, 128>>(0x1d000);
+    auto k_200 = tile_at<UbTile<half, 32, 128>>(0x21000);
+    auto k_f32_200 = tile_at<UbTile<float, 32, 128>>(0x23000);
+    auto k_exp_W_to_4_2 = tile_at<UbTile<float, 32, 128>>(0x23000);
+    auto k_exp_W_to_4_2_f16 = tile_at<UbTile<half, 32, 128>>(0x27000);
+    auto a_exp_W_to_product_8_in_208 = tile_at<UbTile<float, 32, 64>>(0x29000);
+    auto pairs_4_mask_2_208 = tile_at<UbTile<float, 32, 64>>(0x2b000);
+    auto a_exp_W_to_8_3_208 = tile_at<UbTile<float, 32, 64>>(0x29000);
+    auto a_exp_W_to_8_3_sum = tile_at<UbTile<float, 32, 64>>(0x1b000);
+    auto W_to_2_2_in_250 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_W_to_2_2_250 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto k_250 = tile_at<UbTile<half, 32, 128>>(0xc000);
+    auto k_f32_250 = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto k_exp_W_to_2_2 = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto k_exp_W_to_2_2_f16 = tile_at<UbTile<half, 32, 128>>(0x12000);
+    auto a_exp_W_to_product_10_in_258 = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto pairs_2_mask_2_258 = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto a_exp_W_to_4_3_258 = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto a_exp_W_to_4_3_sum = tile_at<UbTile<float, 32, 64>>(0x1b000);
+    auto W_to_1_2_in_300 = tile_at<UbTile<float, 32, 128>>(0x1d000);
+    auto exp_W_to_1_2_300 = tile_at<UbTile<float, 32, 128>>(0x1d000);
+    auto k_300 = tile_at<UbTile<half, 32, 128>>(0x21000);
+    auto k_f32_300 = tile_at<UbTile<float, 32, 128>>(0x23000);
+    auto k_exp_W_to_1_2 = tile_at<UbTile<float, 32, 128>>(0x23000);
+    auto k_exp_W_to_1_2_f16 = tile_at<UbTile<half, 32, 128>>(0x27000);
+    auto a_exp_W_to_product_12_in_308 = tile_at<UbTile<float, 32, 64>>(0x29000);
+    auto pairs_1_mask_2_308 = tile_at<UbTile<float, 32, 64>>(0x2b000);
+    auto a_exp_W_to_2_3_308 = tile_at<UbTile<float, 32, 64>>(0x29000);
+    auto operand_of_Z = tile_at<UbTile<float, 32, 64>>(0x1b000);
+    auto operand_of_Z_f16 = tile_at<UbTile<half, 32, 64>>(0x2d000);
+    auto W0_in_2_417 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto exp_W0_417 = tile_at<UbTile<float, 32, 128>>(0x8000);
+    auto a_417 = tile_at<UbTile<half, 32, 128>>(0xc000);
+    auto a_f32_417 = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto exp_W0_a = tile_at<UbTile<float, 32, 128>>(0xe000);
+    auto exp_W0_a_f16 = tile_at<UbTile<half, 32, 128>>(0x12000);
+    auto S_f16 = tile_at<UbTile<half, 64, 128>>(0x14000);
+    auto last_W = tile_at<UbTile<float, 1, 128>>(0x18000);
+    auto expand_last_W_456 = tile_at<UbTile<float, 32, 128>>(0x18200);
+    auto W_in_2_456 = tile_at<UbTile<float, 32, 128>>(0x1c200);
+    auto last_W_minus_W_456 = tile_at<UbTile<float, 32, 128>>(0x18200);
+    auto to_end = tile_at<UbTile<float, 32, 128>>(0x18200);
+    auto b_466 = tile_at<UbTile<half, 32, 128>>(0x20200);
+    auto b_f32_466 = tile_at<UbTile<float, 32, 128>>(0x22200);
+    auto to_end_b = tile_at<UbTile<float, 32, 128>>(0x22200);
+    auto to_end_b_f16 = tile_at<UbTile<half, 32, 128>>(0x26200);
+    auto S_next_part_in_474 = tile_at<UbTile<float, 64, 128>>(0x8000);
+    auto k_457 = tile_at<UbTile<half, 32, 128>>(0x10000);
+    auto k_f32_457 = tile_at<UbTile<float, 32, 128>>(0x12000);
+    auto to_end_k = tile_at<UbTile<float, 32, 128>>(0x12000);
+    auto to_end_k_f16 = tile_at<UbTile<half, 32, 128>>(0x16000);
+    auto to_end_kT_v_sum_part_in_465 = tile_at<UbTile<float, 64, 128>>(0x18200);
+    auto chunk_decay = tile_at<UbTile<float, 1, 128>>(0x18000);
+    auto chunk_decay_col_455 = tile_at<UbCol<float, 64>>(0x18000 + sub * 256);
+    auto chunk_decay_S = tile_at<UbTile<float, 64, 128>>(0x20200);
+    auto to_end_kT_v_sum = tile_at<UbTile<float, 64, 128>>(0x20200);
+    auto S_next = tile_at<UbTile<float, 64, 128>>(0x0);
+    auto W_to_32_2_in_61 = tile_at<UbTile<float, 32, 128>>(0x28200);
+    auto exp_W_to_32_2_61 = tile_at<UbTile<float, 32, 128>>(0x28200);
+    auto r_61 = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto r_f32_61 = tile_at<UbTile<float, 32, 128>>(0xa000);
+    auto r_exp_W_to_32_2 = tile_at<UbTile<float, 32, 128>>(0xa000);
+    auto r_exp_W_to_32_2_f16 = tile_at<UbTile<half, 32, 128>>(0xe000);
+    auto r_exp_W_to_product_in_117 = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto pairs_32_mask_3_117 = tile_at<UbTile<float, 32, 64>>(0x12000);
+    auto r_exp_W_to_64_117 = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto W_to_16_2_in_109 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto exp_W_to_16_2_109 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto r_109 = tile_at<UbTile<half, 32, 128>>(0x18000);
+    auto r_f32_109 = tile_at<UbTile<float, 32, 128>>(0x1a000);
+    auto r_exp_W_to_16_2 = tile_at<UbTile<float, 32, 128>>(0x1a000);
+    auto r_exp_W_to_16_2_f16 = tile_at<UbTile<half, 32, 128>>(0x1e000);
+    auto r_exp_W_to_product_3_in_117 = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto pairs_16_mask_3_117 = tile_at<UbTile<float, 32, 64>>(0x22000);
+    auto r_exp_W_to_32_117 = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto r_exp_W_to_32_sum = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto W_to_8_2_in_159 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto exp_W_to_8_2_159 = tile_at<UbTile<float, 32, 128>>(0x24000);
+    auto r_159 = tile_at<UbTile<half, 32, 128>>(0x28000);
+    auto r_f32_159 = tile_at<UbTile<float, 32, 128>>(0x2a000);
+    auto r_exp_W_to_8_2 = tile_at<UbTile<float, 32, 128>>(0x2a000);
+    auto r_exp_W_to_8_2_f16 = tile_at<UbTile<half, 32, 128>>(0x8000);
+    auto r_exp_W_to_product_5_in_167 = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto pairs_8_mask_3_167 = tile_at<UbTile<float, 32, 64>>(0xc000);
+    auto r_exp_W_to_16_167 = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto r_exp_W_to_16_sum = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto W_to_4_2_in_209 = tile_at<UbTile<float, 32, 128>>(0x12000);
+    auto exp_W_to_4_2_209 = tile_at<UbTile<float, 32, 128>>(0x12000);
+    auto r_209 = tile_at<UbTile<half, 32, 128>>(0x16000);
+    auto r_f32_209 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto r_exp_W_to_4_2 = tile_at<UbTile<float, 32, 128>>(0x18000);
+    auto r_exp_W_to_4_2_f16 = tile_at<UbTile<half, 32, 128>>(0x1c000);
+    auto r_exp_W_to_product_7_in_217 = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto pairs_4_mask_3_217 = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto r_exp_W_to_8_217 = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto r_exp_W_to_8_sum = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto W_to_2_2_in_259 = tile_at<UbTile<float, 32, 128>>(0x22000);
+    auto exp_W_to_2_2_259 = tile_at<UbTile<float, 32, 128>>(0x22000);
+    auto r_259 = tile_at<UbTile<half, 32, 128>>(0x26000);
+    auto r_f32_259 = tile_at<UbTile<float, 32, 128>>(0x28000);
+    auto r_exp_W_to_2_2 = tile_at<UbTile<float, 32, 128>>(0x28000);
+    auto r_exp_W_to_2_2_f16 = tile_at<UbTile<half, 32, 128>>(0x2c000);
+    auto r_exp_W_to_product_9_in_267 = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto pairs_2_mask_3_267 = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto r_exp_W_to_4_267 = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto r_exp_W_to_4_sum = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto W_to_1_2_in_309 = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto exp_W_to_1_2_309 = tile_at<UbTile<float, 32, 128>>(0xc000);
+    auto r_309 = tile_at<UbTile<half, 32, 128>>(0x12000);
+    auto r_f32_309 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto r_exp_W_to_1_2 = tile_at<UbTile<float, 32, 128>>(0x14000);
+    auto r_exp_W_to_1_2_f16 = tile_at<UbTile<half, 32, 128>>(0x18000);
+    auto r_exp_W_to_product_11_in_317 = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto pairs_1_mask_3_317 = tile_at<UbTile<float, 32, 64>>(0x1c000);
+    auto r_exp_W_to_2_317 = tile_at<UbTile<float, 32, 64>>(0x1a000);
+    auto r_exp_W_to_2_sum = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto r_kT_in_327 = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto eye_mask_327 = tile_at<UbTile<float, 32, 64>>(0x20000);
+    auto r_kT_identity_327 = tile_at<UbTile<float, 32, 64>>(0x1e000);
+    auto operand_of_o_2 = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto operand_of_o_2_f16 = tile_at<UbTile<half, 32, 64>>(0x22000);
+    auto r_exp_W_to_product_2_in_122 = tile_at<UbTile<float, 32, 64>>(0x23000);
+    auto pairs_32_mask_4_122 = tile_at<UbTile<float, 32, 64>>(0x25000);
+    auto r_exp_W_to_64_2_122 = tile_at<UbTile<float, 32, 64>>(0x23000);
+    auto r_exp_W_to_product_4_in_122 = tile_at<UbTile<float, 32, 64>>(0x27000);
+    auto pairs_16_mask_4_122 = tile_at<UbTile<float, 32, 64>>(0x29000);
+    auto r_exp_W_to_32_3_122 = tile_at<UbTile<float, 32, 64>>(0x27000);
+    auto r_exp_W_to_64_sum = tile_at<UbTile<float, 32, 64>>(0x23000);
+    auto r_exp_W_to_product_6_in_172 = tile_at<UbTile<float, 32, 64>>(0x2b000);
+    auto pairs_8_mask_4_172 = tile_at<UbTile<float, 32, 64>>(0x8000);
+    auto r_exp_W_to_16_3_172 = tile_at<UbTile<float, 32, 64>>(0x2b000);
+    auto r_exp_W_to_16_sum_2 = tile_at<UbTile<float, 32, 64>>(0x23000);
+    auto r_exp_W_to_product_8_in_222 = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto pairs_4_mask_4_222 = tile_at<UbTile<float, 32, 64>>(0xc000);
+    auto r_exp_W_to_8_3_222 = tile_at<UbTile<float, 32, 64>>(0xa000);
+    auto r_exp_W_to_8_3_sum = tile_at<UbTile<float, 32, 64>>(0x23000);
+    auto r_exp_W_to_product_10_in_272 = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto pairs_2_mask_4_272 = tile_at<UbTile<float, 32, 64>>(0x10000);
+    auto r_exp_W_to_4_3_272 = tile_at<UbTile<float, 32, 64>>(0xe000);
+    auto r_exp_W_to_4_3_sum = tile_at<UbTile<float, 32, 64>>(0x23000);
+    auto r_exp_W_to_product_12_in_322 = tile_at<UbTile<float, 32, 64>>(0x12000);
+    auto pairs_1_mask_4_322 = tile_at<UbTile<float, 32, 64>>(0x14000);
+    auto r_exp_W_to_2_3_322 = tile_at<UbTile<float, 32, 64>>(0x12000);
+    auto r_exp_W_to_2_3_sum = tile_at<UbTile<float, 32, 64>>(0x23000);
+    auto r_bT_in_332 = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto eye_mask_332 = tile_at<UbTile<float, 32, 64>>(0x18000);
+    auto r_bT_identity_332 = tile_at<UbTile<float, 32, 64>>(0x16000);
+    auto operand_of_o = tile_at<UbTile<float, 32, 64>>(0x23000);
+    auto operand_of_o_f16 = tile_at<UbTile<half, 32, 64>>(0x1a000);
+    auto W_in_2_445 = tile_at<UbTile<float, 32, 128>>(0x1b000);
+    auto exp_W_445 = tile_at<UbTile<float, 32, 128>>(0x1b000);
+    auto r_445 = tile_at<UbTile<half, 32, 128>>(0x1f000);
+    auto r_f32_445 = tile_at<UbTile<float, 32, 128>>(0x21000);
+    auto exp_W_r = tile_at<UbTile<float, 32, 128>>(0x21000);
+    auto exp_W_r_f16 = tile_at<UbTile<half, 32, 128>>(0x25000);
+    auto o_sum_2_in_475 = tile_at<UbTile<float, 32, 128>>(0x27000);
+    auto o_475 = tile_at<UbTile<float, 32, 128>>(0x27000);
+    auto o_f16_475 = tile_at<UbTile<half, 32, 128>>(0x2b000);
     set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1
     for (int64_t item = get_block_idx(); item < N * HV; item += get_block_num()) {
         const int64_t hv = item % HV;
         const int64_t n = item / HV, b = n * batched;
         const int64_t first = cu_seqlens[n], length = cu_seqlens[n + 1] - first;
         wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1
-        if (has_initial_state) {
-            auto from = view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TLOAD(S_0_raw_1, from);
-        }
+        if (has_initial_state) TLOAD(S_0_raw_1, view(initial_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128));
         set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw_1 -> S_0
         wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // S_0_raw_1 -> S_0
         if (!has_initial_state) TEXPANDS(S_0, 0);
@@ -3208,12 +2260,8 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             const int64_t t = first - b * T + c * 64;
             const int64_t rows = length - c * 64 < 64 ? length - c * 64 : 64;
             const int64_t part = part_of(rows, sub, 32);
-            UbPart<float, 32, 128> w_raw_12(part, 128);
-            TASSIGN(w_raw_12, 0x8000);
-            if (part > 0) {
-                auto from = view(w_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(w_raw_12, from);
-            }
+            auto w_raw_12 = tile_at<UbPart<float, 32, 128>>(0x8000, part, 128);
+            if (part > 0) TLOAD(w_raw_12, view(w_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // w_raw_12 -> w_12
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // w_raw_12 -> w_12
             fill_rows(w_12, w_raw_12, part, 0x8000);
@@ -3227,26 +2275,16 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TADD(exp_w_times_0_sum, w_max_minus_105_12, exp_w_times_0_12);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_w_times_0_sum -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // exp_w_times_0_sum -> store
-            {
-                auto to = view(exp_w_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_w_times_0_sum);
-            }
+            TSTORE(view(exp_w_times_0_sum_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_w_times_0_sum);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_w_times_0_sum_channel -> exp_w_times_0_sum_in
             wait_flag_dev(1);  // W_to_32_channel -> W_to_32_in_36
-            {
-                auto from = view(W_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_32_in_36, from);
-            }
+            TLOAD(W_to_32_in_36, view(W_to_32_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_32_in_36 -> exp_W_to_32_36
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_32_in_36 -> exp_W_to_32_36
             // a_exp_W_to_32 = a * exp(to_middle(W, W0))
             TEXP(exp_W_to_32_36, W_to_32_in_36);
-            UbPart<half, 32, 128> a_raw_36(part, 128);
-            TASSIGN(a_raw_36, 0x14000);
-            if (part > 0) {
-                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(a_raw_36, from);
-            }
+            auto a_raw_36 = tile_at<UbPart<half, 32, 128>>(0x14000, part, 128);
+            if (part > 0) TLOAD(a_raw_36, view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // a_raw_36 -> a_36
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // a_raw_36 -> a_36
             fill_rows(a_36, a_raw_36, part, 0x14000);
@@ -3258,26 +2296,16 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(a_exp_W_to_32_f16, a_exp_W_to_32, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // a_exp_W_to_32_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // a_exp_W_to_32_f16 -> store
-            {
-                auto to = view(a_exp_W_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, a_exp_W_to_32_f16);
-            }
+            TSTORE(view(a_exp_W_to_32_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), a_exp_W_to_32_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_32_f16_channel -> a_exp_W_to_32_f16_in
             wait_flag_dev(1);  // W_to_32_2_channel -> W_to_32_2_in_42
-            {
-                auto from = view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_32_2_in_42, from);
-            }
+            TLOAD(W_to_32_2_in_42, view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_32_2_in_42 -> exp_W_to_32_2_42
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_32_2_in_42 -> exp_W_to_32_2_42
             // exp_W_to_32_2 = exp(to_middle(W))
             TEXP(exp_W_to_32_2_42, W_to_32_2_in_42);
-            UbPart<half, 32, 128> b_raw_42(part, 128);
-            TASSIGN(b_raw_42, 0x20000);
-            if (part > 0) {
-                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(b_raw_42, from);
-            }
+            auto b_raw_42 = tile_at<UbPart<half, 32, 128>>(0x20000, part, 128);
+            if (part > 0) TLOAD(b_raw_42, view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // b_raw_42 -> b_42
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // b_raw_42 -> b_42
             fill_rows(b_42, b_raw_42, part, 0x20000);
@@ -3290,41 +2318,25 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(b_exp_W_to_32_2_f16, b_exp_W_to_32_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // b_exp_W_to_32_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // b_exp_W_to_32_2_f16 -> store
-            {
-                auto to = view(b_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, b_exp_W_to_32_2_f16);
-            }
+            TSTORE(view(b_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), b_exp_W_to_32_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_32_2_f16_channel -> b_exp_W_to_32_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_channel -> a_exp_W_to_product_in_99
-            {
-                auto from = view(a_exp_W_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_in_99, from);
-            }
+            TLOAD(a_exp_W_to_product_in_99, view(a_exp_W_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_99, from);
-            }
+            TLOAD(pairs_32_mask_99, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_99 -> a_exp_W_to_64_99
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_32_mask_99 -> a_exp_W_to_64_99
             TMUL(a_exp_W_to_64_99, a_exp_W_to_product_in_99, pairs_32_mask_99);
             wait_flag_dev(1);  // W_to_16_channel -> W_to_16_in_82
-            {
-                auto from = view(W_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_16_in_82, from);
-            }
+            TLOAD(W_to_16_in_82, view(W_to_16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_16_in_82 -> exp_W_to_16_82
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_16_in_82 -> exp_W_to_16_82
             // a_exp_W_to_16 = a * exp(to_middle(W, W0))
             TEXP(exp_W_to_16_82, W_to_16_in_82);
-            UbPart<half, 32, 128> a_raw_82(part, 128);
-            TASSIGN(a_raw_82, 0xc000);
-            if (part > 0) {
-                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(a_raw_82, from);
-            }
+            auto a_raw_82 = tile_at<UbPart<half, 32, 128>>(0xc000, part, 128);
+            if (part > 0) TLOAD(a_raw_82, view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_raw_82 -> a_82
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_raw_82 -> a_82
             fill_rows(a_82, a_raw_82, part, 0xc000);
@@ -3336,26 +2348,16 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(a_exp_W_to_16_f16, a_exp_W_to_16, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // a_exp_W_to_16_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // a_exp_W_to_16_f16 -> store
-            {
-                auto to = view(a_exp_W_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, a_exp_W_to_16_f16);
-            }
+            TSTORE(view(a_exp_W_to_16_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), a_exp_W_to_16_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_16_f16_channel -> a_exp_W_to_16_f16_in
             wait_flag_dev(1);  // W_to_16_2_channel -> W_to_16_2_in_88
-            {
-                auto from = view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_16_2_in_88, from);
-            }
+            TLOAD(W_to_16_2_in_88, view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_16_2_in_88 -> exp_W_to_16_2_88
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_16_2_in_88 -> exp_W_to_16_2_88
             // exp_W_to_16_2 = exp(to_middle(W))
             TEXP(exp_W_to_16_2_88, W_to_16_2_in_88);
-            UbPart<half, 32, 128> b_raw_88(part, 128);
-            TASSIGN(b_raw_88, 0x18000);
-            if (part > 0) {
-                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(b_raw_88, from);
-            }
+            auto b_raw_88 = tile_at<UbPart<half, 32, 128>>(0x18000, part, 128);
+            if (part > 0) TLOAD(b_raw_88, view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // b_raw_88 -> b_88
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // b_raw_88 -> b_88
             fill_rows(b_88, b_raw_88, part, 0x18000);
@@ -3368,43 +2370,27 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(b_exp_W_to_16_2_f16, b_exp_W_to_16_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // b_exp_W_to_16_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // b_exp_W_to_16_2_f16 -> store
-            {
-                auto to = view(b_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, b_exp_W_to_16_2_f16);
-            }
+            TSTORE(view(b_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), b_exp_W_to_16_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_16_2_f16_channel -> b_exp_W_to_16_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_3_channel -> a_exp_W_to_product_3_in_99
-            {
-                auto from = view(a_exp_W_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_3_in_99, from);
-            }
+            TLOAD(a_exp_W_to_product_3_in_99, view(a_exp_W_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_99, from);
-            }
+            TLOAD(pairs_16_mask_99, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask_99 -> a_exp_W_to_32_2_99
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask_99 -> a_exp_W_to_32_2_99
             TMUL(a_exp_W_to_32_2_99, a_exp_W_to_product_3_in_99, pairs_16_mask_99);
             pipe_barrier(PIPE_V);
             TADD(a_exp_W_to_64_sum, a_exp_W_to_64_99, a_exp_W_to_32_2_99);
             wait_flag_dev(1);  // W_to_8_channel -> W_to_8_in_132
-            {
-                auto from = view(W_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_8_in_132, from);
-            }
+            TLOAD(W_to_8_in_132, view(W_to_8_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_8_in_132 -> exp_W_to_8_132
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_8_in_132 -> exp_W_to_8_132
             // a_exp_W_to_8 = a * exp(to_middle(W, W0))
             TEXP(exp_W_to_8_132, W_to_8_in_132);
-            UbPart<half, 32, 128> a_raw_132(part, 128);
-            TASSIGN(a_raw_132, 0x2a000);
-            if (part > 0) {
-                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(a_raw_132, from);
-            }
+            auto a_raw_132 = tile_at<UbPart<half, 32, 128>>(0x2a000, part, 128);
+            if (part > 0) TLOAD(a_raw_132, view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // a_raw_132 -> a_132
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // a_raw_132 -> a_132
             fill_rows(a_132, a_raw_132, part, 0x2a000);
@@ -3416,26 +2402,16 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(a_exp_W_to_8_f16, a_exp_W_to_8, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // a_exp_W_to_8_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // a_exp_W_to_8_f16 -> store
-            {
-                auto to = view(a_exp_W_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, a_exp_W_to_8_f16);
-            }
+            TSTORE(view(a_exp_W_to_8_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), a_exp_W_to_8_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_8_f16_channel -> a_exp_W_to_8_f16_in
             wait_flag_dev(1);  // W_to_8_2_channel -> W_to_8_2_in_138
-            {
-                auto from = view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_8_2_in_138, from);
-            }
+            TLOAD(W_to_8_2_in_138, view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_8_2_in_138 -> exp_W_to_8_2_138
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_8_2_in_138 -> exp_W_to_8_2_138
             // exp_W_to_8_2 = exp(to_middle(W))
             TEXP(exp_W_to_8_2_138, W_to_8_2_in_138);
-            UbPart<half, 32, 128> b_raw_138(part, 128);
-            TASSIGN(b_raw_138, 0x12000);
-            if (part > 0) {
-                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(b_raw_138, from);
-            }
+            auto b_raw_138 = tile_at<UbPart<half, 32, 128>>(0x12000, part, 128);
+            if (part > 0) TLOAD(b_raw_138, view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // b_raw_138 -> b_138
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // b_raw_138 -> b_138
             fill_rows(b_138, b_raw_138, part, 0x12000);
@@ -3448,43 +2424,27 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(b_exp_W_to_8_2_f16, b_exp_W_to_8_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // b_exp_W_to_8_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // b_exp_W_to_8_2_f16 -> store
-            {
-                auto to = view(b_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, b_exp_W_to_8_2_f16);
-            }
+            TSTORE(view(b_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), b_exp_W_to_8_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_8_2_f16_channel -> b_exp_W_to_8_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_5_channel -> a_exp_W_to_product_5_in_149
-            {
-                auto from = view(a_exp_W_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_5_in_149, from);
-            }
+            TLOAD(a_exp_W_to_product_5_in_149, view(a_exp_W_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_149, from);
-            }
+            TLOAD(pairs_8_mask_149, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask_149 -> a_exp_W_to_16_2_149
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_8_mask_149 -> a_exp_W_to_16_2_149
             TMUL(a_exp_W_to_16_2_149, a_exp_W_to_product_5_in_149, pairs_8_mask_149);
             pipe_barrier(PIPE_V);
             TADD(a_exp_W_to_16_sum, a_exp_W_to_64_sum, a_exp_W_to_16_2_149);
             wait_flag_dev(1);  // W_to_4_channel -> W_to_4_in_182
-            {
-                auto from = view(W_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_4_in_182, from);
-            }
+            TLOAD(W_to_4_in_182, view(W_to_4_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_4_in_182 -> exp_W_to_4_182
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_4_in_182 -> exp_W_to_4_182
             // a_exp_W_to_4 = a * exp(to_middle(W, W0))
             TEXP(exp_W_to_4_182, W_to_4_in_182);
-            UbPart<half, 32, 128> a_raw_182(part, 128);
-            TASSIGN(a_raw_182, 0x22000);
-            if (part > 0) {
-                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(a_raw_182, from);
-            }
+            auto a_raw_182 = tile_at<UbPart<half, 32, 128>>(0x22000, part, 128);
+            if (part > 0) TLOAD(a_raw_182, view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // a_raw_182 -> a_182
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // a_raw_182 -> a_182
             fill_rows(a_182, a_raw_182, part, 0x22000);
@@ -3496,26 +2456,16 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(a_exp_W_to_4_f16, a_exp_W_to_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // a_exp_W_to_4_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // a_exp_W_to_4_f16 -> store
-            {
-                auto to = view(a_exp_W_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, a_exp_W_to_4_f16);
-            }
+            TSTORE(view(a_exp_W_to_4_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), a_exp_W_to_4_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_4_f16_channel -> a_exp_W_to_4_f16_in
             wait_flag_dev(1);  // W_to_4_2_channel -> W_to_4_2_in_188
-            {
-                auto from = view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_4_2_in_188, from);
-            }
+            TLOAD(W_to_4_2_in_188, view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_4_2_in_188 -> exp_W_to_4_2_188
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_4_2_in_188 -> exp_W_to_4_2_188
             // exp_W_to_4_2 = exp(to_middle(W))
             TEXP(exp_W_to_4_2_188, W_to_4_2_in_188);
-            UbPart<half, 32, 128> b_raw_188(part, 128);
-            TASSIGN(b_raw_188, 0xc000);
-            if (part > 0) {
-                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(b_raw_188, from);
-            }
+            auto b_raw_188 = tile_at<UbPart<half, 32, 128>>(0xc000, part, 128);
+            if (part > 0) TLOAD(b_raw_188, view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // b_raw_188 -> b_188
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // b_raw_188 -> b_188
             fill_rows(b_188, b_raw_188, part, 0xc000);
@@ -3528,43 +2478,27 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(b_exp_W_to_4_2_f16, b_exp_W_to_4_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // b_exp_W_to_4_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // b_exp_W_to_4_2_f16 -> store
-            {
-                auto to = view(b_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, b_exp_W_to_4_2_f16);
-            }
+            TSTORE(view(b_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), b_exp_W_to_4_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_4_2_f16_channel -> b_exp_W_to_4_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_7_channel -> a_exp_W_to_product_7_in_199
-            {
-                auto from = view(a_exp_W_to_product_7_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_7_in_199, from);
-            }
+            TLOAD(a_exp_W_to_product_7_in_199, view(a_exp_W_to_product_7_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_199, from);
-            }
+            TLOAD(pairs_4_mask_199, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_199 -> a_exp_W_to_8_2_199
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_4_mask_199 -> a_exp_W_to_8_2_199
             TMUL(a_exp_W_to_8_2_199, a_exp_W_to_product_7_in_199, pairs_4_mask_199);
             pipe_barrier(PIPE_V);
             TADD(a_exp_W_to_8_2_sum, a_exp_W_to_16_sum, a_exp_W_to_8_2_199);
             wait_flag_dev(1);  // W_to_2_channel -> W_to_2_in_232
-            {
-                auto from = view(W_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_2_in_232, from);
-            }
+            TLOAD(W_to_2_in_232, view(W_to_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_2_in_232 -> exp_W_to_2_232
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_2_in_232 -> exp_W_to_2_232
             // a_exp_W_to_2 = a * exp(to_middle(W, W0))
             TEXP(exp_W_to_2_232, W_to_2_in_232);
-            UbPart<half, 32, 128> a_raw_232(part, 128);
-            TASSIGN(a_raw_232, 0x1c000);
-            if (part > 0) {
-                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(a_raw_232, from);
-            }
+            auto a_raw_232 = tile_at<UbPart<half, 32, 128>>(0x1c000, part, 128);
+            if (part > 0) TLOAD(a_raw_232, view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_raw_232 -> a_232
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // a_raw_232 -> a_232
             fill_rows(a_232, a_raw_232, part, 0x1c000);
@@ -3576,26 +2510,16 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(a_exp_W_to_2_f16, a_exp_W_to_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // a_exp_W_to_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // a_exp_W_to_2_f16 -> store
-            {
-                auto to = view(a_exp_W_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, a_exp_W_to_2_f16);
-            }
+            TSTORE(view(a_exp_W_to_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), a_exp_W_to_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_2_f16_channel -> a_exp_W_to_2_f16_in
             wait_flag_dev(1);  // W_to_2_2_channel -> W_to_2_2_in_238
-            {
-                auto from = view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_2_2_in_238, from);
-            }
+            TLOAD(W_to_2_2_in_238, view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_2_2_in_238 -> exp_W_to_2_2_238
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_2_2_in_238 -> exp_W_to_2_2_238
             // exp_W_to_2_2 = exp(to_middle(W))
             TEXP(exp_W_to_2_2_238, W_to_2_2_in_238);
-            UbPart<half, 32, 128> b_raw_238(part, 128);
-            TASSIGN(b_raw_238, 0x2a000);
-            if (part > 0) {
-                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(b_raw_238, from);
-            }
+            auto b_raw_238 = tile_at<UbPart<half, 32, 128>>(0x2a000, part, 128);
+            if (part > 0) TLOAD(b_raw_238, view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // b_raw_238 -> b_238
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // b_raw_238 -> b_238
             fill_rows(b_238, b_raw_238, part, 0x2a000);
@@ -3608,43 +2532,27 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(b_exp_W_to_2_2_f16, b_exp_W_to_2_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // b_exp_W_to_2_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // b_exp_W_to_2_2_f16 -> store
-            {
-                auto to = view(b_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, b_exp_W_to_2_2_f16);
-            }
+            TSTORE(view(b_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), b_exp_W_to_2_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_2_2_f16_channel -> b_exp_W_to_2_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_9_channel -> a_exp_W_to_product_9_in_249
-            {
-                auto from = view(a_exp_W_to_product_9_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_9_in_249, from);
-            }
+            TLOAD(a_exp_W_to_product_9_in_249, view(a_exp_W_to_product_9_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_249, from);
-            }
+            TLOAD(pairs_2_mask_249, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_249 -> a_exp_W_to_4_2_249
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_249 -> a_exp_W_to_4_2_249
             TMUL(a_exp_W_to_4_2_249, a_exp_W_to_product_9_in_249, pairs_2_mask_249);
             pipe_barrier(PIPE_V);
             TADD(a_exp_W_to_4_2_sum, a_exp_W_to_8_2_sum, a_exp_W_to_4_2_249);
             wait_flag_dev(1);  // W_to_1_channel -> W_to_1_in_282
-            {
-                auto from = view(W_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_1_in_282, from);
-            }
+            TLOAD(W_to_1_in_282, view(W_to_1_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_1_in_282 -> exp_W_to_1_282
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_1_in_282 -> exp_W_to_1_282
             // a_exp_W_to_1 = a * exp(to_middle(W, W0))
             TEXP(exp_W_to_1_282, W_to_1_in_282);
-            UbPart<half, 32, 128> a_raw_282(part, 128);
-            TASSIGN(a_raw_282, 0x16000);
-            if (part > 0) {
-                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(a_raw_282, from);
-            }
+            auto a_raw_282 = tile_at<UbPart<half, 32, 128>>(0x16000, part, 128);
+            if (part > 0) TLOAD(a_raw_282, view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // a_raw_282 -> a_282
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // a_raw_282 -> a_282
             fill_rows(a_282, a_raw_282, part, 0x16000);
@@ -3656,26 +2564,16 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(a_exp_W_to_1_f16, a_exp_W_to_1, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // a_exp_W_to_1_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // a_exp_W_to_1_f16 -> store
-            {
-                auto to = view(a_exp_W_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, a_exp_W_to_1_f16);
-            }
+            TSTORE(view(a_exp_W_to_1_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), a_exp_W_to_1_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // a_exp_W_to_1_f16_channel -> a_exp_W_to_1_f16_in
             wait_flag_dev(1);  // W_to_1_2_channel -> W_to_1_2_in_288
-            {
-                auto from = view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_1_2_in_288, from);
-            }
+            TLOAD(W_to_1_2_in_288, view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in_288 -> exp_W_to_1_2_288
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in_288 -> exp_W_to_1_2_288
             // exp_W_to_1_2 = exp(to_middle(W))
             TEXP(exp_W_to_1_2_288, W_to_1_2_in_288);
-            UbPart<half, 32, 128> b_raw_288(part, 128);
-            TASSIGN(b_raw_288, 0x22000);
-            if (part > 0) {
-                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(b_raw_288, from);
-            }
+            auto b_raw_288 = tile_at<UbPart<half, 32, 128>>(0x22000, part, 128);
+            if (part > 0) TLOAD(b_raw_288, view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // b_raw_288 -> b_288
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // b_raw_288 -> b_288
             fill_rows(b_288, b_raw_288, part, 0x22000);
@@ -3688,23 +2586,14 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(b_exp_W_to_1_2_f16, b_exp_W_to_1_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // b_exp_W_to_1_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // b_exp_W_to_1_2_f16 -> store
-            {
-                auto to = view(b_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, b_exp_W_to_1_2_f16);
-            }
+            TSTORE(view(b_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), b_exp_W_to_1_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // b_exp_W_to_1_2_f16_channel -> b_exp_W_to_1_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_11_channel -> a_exp_W_to_product_11_in_299
-            {
-                auto from = view(a_exp_W_to_product_11_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_11_in_299, from);
-            }
+            TLOAD(a_exp_W_to_product_11_in_299, view(a_exp_W_to_product_11_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Tinv = unit_lower_inverse(-(pairs(a_exp_W_to_32 @ b_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @
             // b_exp_W_to_16_2.T) + pairs(a_exp_W_to_8 @ b_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ b_exp_W_to_4_2.T) +
             // pairs(a_exp_W_to_2 @ b_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ b_exp_W_to_1_2.T)))
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_299, from);
-            }
+            TLOAD(pairs_1_mask_299, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_299 -> a_exp_W_to_2_2_299
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_299 -> a_exp_W_to_2_2_299
             TMUL(a_exp_W_to_2_2_299, a_exp_W_to_product_11_in_299, pairs_1_mask_299);
@@ -3715,25 +2604,13 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             pipe_barrier(PIPE_V);
             TCVT(Tinv_neg_f16, Tinv_neg, RoundMode::CAST_RINT);
             pipe_barrier(PIPE_V);
-            for (int64_t i = 0; i < 32; i += 16) {
-                UbBlock<half, 16, 64, 16> Tinv_diagonal_stack_from;
-                TASSIGN(Tinv_diagonal_stack_from, 0xa000 + (i * 65 + sub * 32) * 2);
-                UbTile<float, 16, 16> Tinv_diagonal_stack_to;
-                TASSIGN(Tinv_diagonal_stack_to, 0xb000 + i * 64);
-                TCVT(Tinv_diagonal_stack_to, Tinv_diagonal_stack_from, RoundMode::CAST_NONE);
-            }
-            {
-                auto from = view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_1_mask_of_16_338, from);
-            }
+            diagonal_stack<16>(Tinv_diagonal_stack, 0xb000, Tinv_neg_f16, 0xa000 + sub * 64);
+            TLOAD(pairs_1_mask_of_16_338, view(pairs_1_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask_of_16_338 -> Tinv_diagonal_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_1_mask_of_16_338 -> Tinv_diagonal_2
             pipe_barrier(PIPE_V);
             TMUL(Tinv_diagonal_2, Tinv_diagonal_stack, pairs_1_mask_of_16_338);
-            {
-                auto from = view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(eye_mask_of_16_339, from);
-            }
+            TLOAD(eye_mask_of_16_339, view(eye_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // eye_mask_of_16_339 -> Tinv_rows_2
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // eye_mask_of_16_339 -> Tinv_rows_2
             pipe_barrier(PIPE_V);
@@ -3742,15 +2619,9 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(Tinv_rows_2_f16, Tinv_rows_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_rows_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // Tinv_rows_2_f16 -> store
-            {
-                auto to = view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_rows_2_f16);
-            }
+            TSTORE(view(Tinv_rows_2_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_rows_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_rows_2_f16_channel -> Tinv_rows_2_f16_in
-            {
-                auto from = view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_2_mask_of_16_340, from);
-            }
+            TLOAD(pairs_2_mask_of_16_340, view(pairs_2_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_of_16_340 -> Tinv_diagonal_4
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_2_mask_of_16_340 -> Tinv_diagonal_4
             TMUL(Tinv_diagonal_4, Tinv_diagonal_stack, pairs_2_mask_of_16_340);
@@ -3758,15 +2629,9 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(Tinv_diagonal_4_f16, Tinv_diagonal_4, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_diagonal_4_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // Tinv_diagonal_4_f16 -> store
-            {
-                auto to = view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_diagonal_4_f16);
-            }
+            TSTORE(view(Tinv_diagonal_4_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_diagonal_4_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_4_f16_channel -> Tinv_diagonal_4_f16_in
-            {
-                auto from = view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_4_mask_of_16_358, from);
-            }
+            TLOAD(pairs_4_mask_of_16_358, view(pairs_4_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_of_16_358 -> Tinv_diagonal_8
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_4_mask_of_16_358 -> Tinv_diagonal_8
             TMUL(Tinv_diagonal_8, Tinv_diagonal_stack, pairs_4_mask_of_16_358);
@@ -3774,15 +2639,9 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(Tinv_diagonal_8_f16, Tinv_diagonal_8, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_diagonal_8_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // Tinv_diagonal_8_f16 -> store
-            {
-                auto to = view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_diagonal_8_f16);
-            }
+            TSTORE(view(Tinv_diagonal_8_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_diagonal_8_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_8_f16_channel -> Tinv_diagonal_8_f16_in
-            {
-                auto from = view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16);
-                TLOAD(pairs_8_mask_of_16_370, from);
-            }
+            TLOAD(pairs_8_mask_of_16_370, view(pairs_8_mask_of_16_gm + sub * 32 * 16, 32, 16, 16));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_of_16_370 -> Tinv_diagonal_16
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_8_mask_of_16_370 -> Tinv_diagonal_16
             TMUL(Tinv_diagonal_16, Tinv_diagonal_stack, pairs_8_mask_of_16_370);
@@ -3790,30 +2649,17 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(Tinv_diagonal_16_f16, Tinv_diagonal_16, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_diagonal_16_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // Tinv_diagonal_16_f16 -> store
-            {
-                auto to = view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16);
-                TSTORE(to, Tinv_diagonal_16_f16);
-            }
+            TSTORE(view(Tinv_diagonal_16_f16_channel_gm + get_block_idx() * 1024 + sub * 32 * 16, 32, 16, 16), Tinv_diagonal_16_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_diagonal_16_f16_channel -> Tinv_diagonal_16_f16_in
-            {
-                auto to = view(Tinv_neg_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, Tinv_neg_f16);
-            }
+            TSTORE(view(Tinv_neg_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), Tinv_neg_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // Tinv_neg_f16_channel -> Tinv_neg_f16_in
-            {
-                auto from = view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_32_2_in_53, from);
-            }
+            TLOAD(W_to_32_2_in_53, view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_32_2_in_53 -> exp_W_to_32_2_53
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_32_2_in_53 -> exp_W_to_32_2_53
             // exp_W_to_32_2 = exp(to_middle(W))
             TEXP(exp_W_to_32_2_53, W_to_32_2_in_53);
-            UbPart<half, 32, 128> k_raw_53(part, 128);
-            TASSIGN(k_raw_53, 0x13000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(k_raw_53, from);
-            }
+            auto k_raw_53 = tile_at<UbPart<half, 32, 128>>(0x13000, part, 128);
+            if (part > 0) TLOAD(k_raw_53, view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_raw_53 -> k_53
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // k_raw_53 -> k_53
             fill_rows(k_53, k_raw_53, part, 0x13000);
@@ -3826,40 +2672,24 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(k_exp_W_to_32_2_f16, k_exp_W_to_32_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_W_to_32_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // k_exp_W_to_32_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_32_2_f16);
-            }
+            TSTORE(view(k_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_W_to_32_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_32_2_f16_channel -> k_exp_W_to_32_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_2_channel -> a_exp_W_to_product_2_in_108
-            {
-                auto from = view(a_exp_W_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_2_in_108, from);
-            }
+            TLOAD(a_exp_W_to_product_2_in_108, view(a_exp_W_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
             // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
             // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_2_108, from);
-            }
+            TLOAD(pairs_32_mask_2_108, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_32_mask_2_108 -> a_exp_W_to_64_2_108
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_32_mask_2_108 -> a_exp_W_to_64_2_108
             TMUL(a_exp_W_to_64_2_108, a_exp_W_to_product_2_in_108, pairs_32_mask_2_108);
-            {
-                auto from = view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_16_2_in_100, from);
-            }
+            TLOAD(W_to_16_2_in_100, view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_16_2_in_100 -> exp_W_to_16_2_100
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_to_16_2_in_100 -> exp_W_to_16_2_100
             // exp_W_to_16_2 = exp(to_middle(W))
             TEXP(exp_W_to_16_2_100, W_to_16_2_in_100);
-            UbPart<half, 32, 128> k_raw_100(part, 128);
-            TASSIGN(k_raw_100, 0x23000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(k_raw_100, from);
-            }
+            auto k_raw_100 = tile_at<UbPart<half, 32, 128>>(0x23000, part, 128);
+            if (part > 0) TLOAD(k_raw_100, view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw_100 -> k_100
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // k_raw_100 -> k_100
             fill_rows(k_100, k_raw_100, part, 0x23000);
@@ -3872,42 +2702,26 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(k_exp_W_to_16_2_f16, k_exp_W_to_16_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_W_to_16_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // k_exp_W_to_16_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_16_2_f16);
-            }
+            TSTORE(view(k_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_W_to_16_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_16_2_f16_channel -> k_exp_W_to_16_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_4_channel -> a_exp_W_to_product_4_in_108
-            {
-                auto from = view(a_exp_W_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_4_in_108, from);
-            }
+            TLOAD(a_exp_W_to_product_4_in_108, view(a_exp_W_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
             // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
             // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_2_108, from);
-            }
+            TLOAD(pairs_16_mask_2_108, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask_2_108 -> a_exp_W_to_32_3_108
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask_2_108 -> a_exp_W_to_32_3_108
             TMUL(a_exp_W_to_32_3_108, a_exp_W_to_product_4_in_108, pairs_16_mask_2_108);
             pipe_barrier(PIPE_V);
             TADD(a_exp_W_to_64_sum_2, a_exp_W_to_64_2_108, a_exp_W_to_32_3_108);
-            {
-                auto from = view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_8_2_in_150, from);
-            }
+            TLOAD(W_to_8_2_in_150, view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_8_2_in_150 -> exp_W_to_8_2_150
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // W_to_8_2_in_150 -> exp_W_to_8_2_150
             // exp_W_to_8_2 = exp(to_middle(W))
             TEXP(exp_W_to_8_2_150, W_to_8_2_in_150);
-            UbPart<half, 32, 128> k_raw_150(part, 128);
-            TASSIGN(k_raw_150, 0xe000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(k_raw_150, from);
-            }
+            auto k_raw_150 = tile_at<UbPart<half, 32, 128>>(0xe000, part, 128);
+            if (part > 0) TLOAD(k_raw_150, view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw_150 -> k_150
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw_150 -> k_150
             fill_rows(k_150, k_raw_150, part, 0xe000);
@@ -3920,42 +2734,26 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(k_exp_W_to_8_2_f16, k_exp_W_to_8_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_W_to_8_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // k_exp_W_to_8_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_8_2_f16);
-            }
+            TSTORE(view(k_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_W_to_8_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_8_2_f16_channel -> k_exp_W_to_8_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_6_channel -> a_exp_W_to_product_6_in_158
-            {
-                auto from = view(a_exp_W_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_6_in_158, from);
-            }
+            TLOAD(a_exp_W_to_product_6_in_158, view(a_exp_W_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
             // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
             // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_2_158, from);
-            }
+            TLOAD(pairs_8_mask_2_158, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_8_mask_2_158 -> a_exp_W_to_16_3_158
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_8_mask_2_158 -> a_exp_W_to_16_3_158
             TMUL(a_exp_W_to_16_3_158, a_exp_W_to_product_6_in_158, pairs_8_mask_2_158);
             pipe_barrier(PIPE_V);
             TADD(a_exp_W_to_16_sum_2, a_exp_W_to_64_sum_2, a_exp_W_to_16_3_158);
-            {
-                auto from = view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_4_2_in_200, from);
-            }
+            TLOAD(W_to_4_2_in_200, view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_4_2_in_200 -> exp_W_to_4_2_200
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_4_2_in_200 -> exp_W_to_4_2_200
             // exp_W_to_4_2 = exp(to_middle(W))
             TEXP(exp_W_to_4_2_200, W_to_4_2_in_200);
-            UbPart<half, 32, 128> k_raw_200(part, 128);
-            TASSIGN(k_raw_200, 0x21000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(k_raw_200, from);
-            }
+            auto k_raw_200 = tile_at<UbPart<half, 32, 128>>(0x21000, part, 128);
+            if (part > 0) TLOAD(k_raw_200, view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_raw_200 -> k_200
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // k_raw_200 -> k_200
             fill_rows(k_200, k_raw_200, part, 0x21000);
@@ -3968,42 +2766,26 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(k_exp_W_to_4_2_f16, k_exp_W_to_4_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_W_to_4_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // k_exp_W_to_4_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_4_2_f16);
-            }
+            TSTORE(view(k_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_W_to_4_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_4_2_f16_channel -> k_exp_W_to_4_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_8_channel -> a_exp_W_to_product_8_in_208
-            {
-                auto from = view(a_exp_W_to_product_8_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_8_in_208, from);
-            }
+            TLOAD(a_exp_W_to_product_8_in_208, view(a_exp_W_to_product_8_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
             // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
             // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_2_208, from);
-            }
+            TLOAD(pairs_4_mask_2_208, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_2_208 -> a_exp_W_to_8_3_208
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_4_mask_2_208 -> a_exp_W_to_8_3_208
             TMUL(a_exp_W_to_8_3_208, a_exp_W_to_product_8_in_208, pairs_4_mask_2_208);
             pipe_barrier(PIPE_V);
             TADD(a_exp_W_to_8_3_sum, a_exp_W_to_16_sum_2, a_exp_W_to_8_3_208);
-            {
-                auto from = view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_2_2_in_250, from);
-            }
+            TLOAD(W_to_2_2_in_250, view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_2_2_in_250 -> exp_W_to_2_2_250
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_2_2_in_250 -> exp_W_to_2_2_250
             // exp_W_to_2_2 = exp(to_middle(W))
             TEXP(exp_W_to_2_2_250, W_to_2_2_in_250);
-            UbPart<half, 32, 128> k_raw_250(part, 128);
-            TASSIGN(k_raw_250, 0xc000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(k_raw_250, from);
-            }
+            auto k_raw_250 = tile_at<UbPart<half, 32, 128>>(0xc000, part, 128);
+            if (part > 0) TLOAD(k_raw_250, view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw_250 -> k_250
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // k_raw_250 -> k_250
             fill_rows(k_250, k_raw_250, part, 0xc000);
@@ -4016,42 +2798,26 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(k_exp_W_to_2_2_f16, k_exp_W_to_2_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_W_to_2_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // k_exp_W_to_2_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_2_2_f16);
-            }
+            TSTORE(view(k_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_W_to_2_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_2_2_f16_channel -> k_exp_W_to_2_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_10_channel -> a_exp_W_to_product_10_in_258
-            {
-                auto from = view(a_exp_W_to_product_10_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_10_in_258, from);
-            }
+            TLOAD(a_exp_W_to_product_10_in_258, view(a_exp_W_to_product_10_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
             // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
             // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_2_258, from);
-            }
+            TLOAD(pairs_2_mask_2_258, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_2_mask_2_258 -> a_exp_W_to_4_3_258
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_2_mask_2_258 -> a_exp_W_to_4_3_258
             TMUL(a_exp_W_to_4_3_258, a_exp_W_to_product_10_in_258, pairs_2_mask_2_258);
             pipe_barrier(PIPE_V);
             TADD(a_exp_W_to_4_3_sum, a_exp_W_to_8_3_sum, a_exp_W_to_4_3_258);
-            {
-                auto from = view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_1_2_in_300, from);
-            }
+            TLOAD(W_to_1_2_in_300, view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_1_2_in_300 -> exp_W_to_1_2_300
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_1_2_in_300 -> exp_W_to_1_2_300
             // exp_W_to_1_2 = exp(to_middle(W))
             TEXP(exp_W_to_1_2_300, W_to_1_2_in_300);
-            UbPart<half, 32, 128> k_raw_300(part, 128);
-            TASSIGN(k_raw_300, 0x21000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(k_raw_300, from);
-            }
+            auto k_raw_300 = tile_at<UbPart<half, 32, 128>>(0x21000, part, 128);
+            if (part > 0) TLOAD(k_raw_300, view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_raw_300 -> k_300
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // k_raw_300 -> k_300
             fill_rows(k_300, k_raw_300, part, 0x21000);
@@ -4064,23 +2830,14 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(k_exp_W_to_1_2_f16, k_exp_W_to_1_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_W_to_1_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // k_exp_W_to_1_2_f16 -> store
-            {
-                auto to = view(k_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, k_exp_W_to_1_2_f16);
-            }
+            TSTORE(view(k_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), k_exp_W_to_1_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // k_exp_W_to_1_2_f16_channel -> k_exp_W_to_1_2_f16_in
             wait_flag_dev(1);  // a_exp_W_to_product_12_channel -> a_exp_W_to_product_12_in_308
-            {
-                auto from = view(a_exp_W_to_product_12_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(a_exp_W_to_product_12_in_308, from);
-            }
+            TLOAD(a_exp_W_to_product_12_in_308, view(a_exp_W_to_product_12_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // Z = Tinv @ ((pairs(a_exp_W_to_32 @ k_exp_W_to_32_2.T) + pairs(a_exp_W_to_16 @ k_exp_W_to_16_2.T) +
             // pairs(a_exp_W_to_8 @ k_exp_W_to_8_2.T) + pairs(a_exp_W_to_4 @ k_exp_W_to_4_2.T) + pairs(a_exp_W_to_2 @
             // k_exp_W_to_2_2.T) + pairs(a_exp_W_to_1 @ k_exp_W_to_1_2.T)) @ v + (a * exp(W0)) @ S)
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_2_308, from);
-            }
+            TLOAD(pairs_1_mask_2_308, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_2_308 -> a_exp_W_to_2_3_308
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_2_308 -> a_exp_W_to_2_3_308
             TMUL(a_exp_W_to_2_3_308, a_exp_W_to_product_12_in_308, pairs_1_mask_2_308);
@@ -4091,24 +2848,14 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_Z_f16 -> store
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // operand_of_Z -> W_in_2_456
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // operand_of_Z_f16 -> store
-            {
-                auto to = view(operand_of_Z_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_Z_f16);
-            }
+            TSTORE(view(operand_of_Z_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), operand_of_Z_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_Z_f16_channel -> operand_of_Z_f16_in
-            {
-                auto from = view(W0_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W0_in_2_417, from);
-            }
+            TLOAD(W0_in_2_417, view(W0_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W0_in_2_417 -> exp_W0_417
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W0_in_2_417 -> exp_W0_417
             TEXP(exp_W0_417, W0_in_2_417);
-            UbPart<half, 32, 128> a_raw_417(part, 128);
-            TASSIGN(a_raw_417, 0xc000);
-            if (part > 0) {
-                auto from = view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(a_raw_417, from);
-            }
+            auto a_raw_417 = tile_at<UbPart<half, 32, 128>>(0xc000, part, 128);
+            if (part > 0) TLOAD(a_raw_417, view(a_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_raw_417 -> a_417
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // a_raw_417 -> a_417
             fill_rows(a_417, a_raw_417, part, 0xc000);
@@ -4120,45 +2867,29 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(exp_W0_a_f16, exp_W0_a, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // exp_W0_a_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // exp_W0_a_f16 -> store
-            {
-                auto to = view(exp_W0_a_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_W0_a_f16);
-            }
+            TSTORE(view(exp_W0_a_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_W0_a_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_W0_a_f16_channel -> exp_W0_a_f16_in
             TCVT(S_f16, S, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // S_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // S_f16 -> store
-            {
-                auto to = view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TSTORE(to, S_f16);
-            }
+            TSTORE(view(S_f16_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128), S_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // S_f16_channel -> S_f16_in
             // last_W = last(W)
-            {
-                auto from = view(W_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128);
-                TLOAD(last_W, from);
-            }
+            TLOAD(last_W, view(W_channel_gm + get_block_idx() * 8192 + 63 * 128, 1, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // last_W -> expand_last_W_456
             // to_end = exp(last_W[None, :] - W)
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // last_W -> expand_last_W_456
             TCOLEXPAND(expand_last_W_456, last_W);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID0);  // operand_of_Z -> W_in_2_456
-            {
-                auto from = view(W_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_in_2_456, from);
-            }
+            TLOAD(W_in_2_456, view(W_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_in_2_456 -> last_W_minus_W_456
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_in_2_456 -> last_W_minus_W_456
             pipe_barrier(PIPE_V);
             TSUB(last_W_minus_W_456, expand_last_W_456, W_in_2_456);
             pipe_barrier(PIPE_V);
             TEXP(to_end, last_W_minus_W_456);
-            UbPart<half, 32, 128> b_raw_466(part, 128);
-            TASSIGN(b_raw_466, 0x20200);
-            if (part > 0) {
-                auto from = view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(b_raw_466, from);
-            }
+            auto b_raw_466 = tile_at<UbPart<half, 32, 128>>(0x20200, part, 128);
+            if (part > 0) TLOAD(b_raw_466, view(b_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw_466 -> b_466
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // b_raw_466 -> b_466
             fill_rows(b_466, b_raw_466, part, 0x20200);
@@ -4171,22 +2902,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(to_end_b_f16, to_end_b, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // to_end_b_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // to_end_b_f16 -> store
-            {
-                auto to = view(to_end_b_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, to_end_b_f16);
-            }
+            TSTORE(view(to_end_b_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), to_end_b_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // to_end_b_f16_channel -> to_end_b_f16_in
             wait_flag_dev(1);  // S_next_part_channel -> S_next_part_in_474
-            {
-                auto from = view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(S_next_part_in_474, from);
-            }
-            UbPart<half, 32, 128> k_raw_457(part, 128);
-            TASSIGN(k_raw_457, 0x10000);
-            if (part > 0) {
-                auto from = view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(k_raw_457, from);
-            }
+            TLOAD(S_next_part_in_474, view(S_next_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
+            auto k_raw_457 = tile_at<UbPart<half, 32, 128>>(0x10000, part, 128);
+            if (part > 0) TLOAD(k_raw_457, view(k_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw_457 -> k_457
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // k_raw_457 -> k_457
             fill_rows(k_457, k_raw_457, part, 0x10000);
@@ -4198,16 +2919,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(to_end_k_f16, to_end_k, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // to_end_k_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // to_end_k_f16 -> store
-            {
-                auto to = view(to_end_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, to_end_k_f16);
-            }
+            TSTORE(view(to_end_k_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), to_end_k_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // to_end_k_f16_channel -> to_end_k_f16_in
             wait_flag_dev(1);  // to_end_kT_v_sum_part_channel -> to_end_kT_v_sum_part_in_465
-            {
-                auto from = view(to_end_kT_v_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128);
-                TLOAD(to_end_kT_v_sum_part_in_465, from);
-            }
+            TLOAD(to_end_kT_v_sum_part_in_465, view(to_end_kT_v_sum_part_channel_gm + get_block_idx() * 16384 + sub * 64 * 128, 64, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // to_end_kT_v_sum_part_in_465 -> to_end_kT_v_sum
             TEXP(chunk_decay, last_W);
             pipe_barrier(PIPE_V);
@@ -4218,21 +2933,14 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             pipe_barrier(PIPE_V);
             TADD(S_next, to_end_kT_v_sum, S_next_part_in_474);
             set_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_next_part_in_474 -> r_raw_61
-            {
-                auto from = view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_32_2_in_61, from);
-            }
+            TLOAD(W_to_32_2_in_61, view(W_to_32_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_32_2_in_61 -> exp_W_to_32_2_61
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // W_to_32_2_in_61 -> exp_W_to_32_2_61
             // exp_W_to_32_2 = exp(to_middle(W))
             TEXP(exp_W_to_32_2_61, W_to_32_2_in_61);
             wait_flag(PIPE_V, PIPE_MTE2, EVENT_ID1);  // S_next_part_in_474 -> r_raw_61
-            UbPart<half, 32, 128> r_raw_61(part, 128);
-            TASSIGN(r_raw_61, 0x8000);
-            if (part > 0) {
-                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(r_raw_61, from);
-            }
+            auto r_raw_61 = tile_at<UbPart<half, 32, 128>>(0x8000, part, 128);
+            if (part > 0) TLOAD(r_raw_61, view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // r_raw_61 -> r_61
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // r_raw_61 -> r_61
             fill_rows(r_61, r_raw_61, part, 0x8000);
@@ -4245,16 +2953,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(r_exp_W_to_32_2_f16, r_exp_W_to_32_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // r_exp_W_to_32_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // r_exp_W_to_32_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_32_2_f16);
-            }
+            TSTORE(view(r_exp_W_to_32_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), r_exp_W_to_32_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_32_2_f16_channel -> r_exp_W_to_32_2_f16_in
             wait_flag_dev(1);  // r_exp_W_to_product_channel -> r_exp_W_to_product_in_117
-            {
-                auto from = view(r_exp_W_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_in_117, from);
-            }
+            TLOAD(r_exp_W_to_product_in_117, view(r_exp_W_to_product_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
             // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
@@ -4262,27 +2964,17 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
             // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_3_117, from);
-            }
+            TLOAD(pairs_32_mask_3_117, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask_3_117 -> r_exp_W_to_64_117
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // pairs_32_mask_3_117 -> r_exp_W_to_64_117
             TMUL(r_exp_W_to_64_117, r_exp_W_to_product_in_117, pairs_32_mask_3_117);
-            {
-                auto from = view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_16_2_in_109, from);
-            }
+            TLOAD(W_to_16_2_in_109, view(W_to_16_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_16_2_in_109 -> exp_W_to_16_2_109
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // W_to_16_2_in_109 -> exp_W_to_16_2_109
             // exp_W_to_16_2 = exp(to_middle(W))
             TEXP(exp_W_to_16_2_109, W_to_16_2_in_109);
-            UbPart<half, 32, 128> r_raw_109(part, 128);
-            TASSIGN(r_raw_109, 0x18000);
-            if (part > 0) {
-                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(r_raw_109, from);
-            }
+            auto r_raw_109 = tile_at<UbPart<half, 32, 128>>(0x18000, part, 128);
+            if (part > 0) TLOAD(r_raw_109, view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_raw_109 -> r_109
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // r_raw_109 -> r_109
             fill_rows(r_109, r_raw_109, part, 0x18000);
@@ -4295,16 +2987,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(r_exp_W_to_16_2_f16, r_exp_W_to_16_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // r_exp_W_to_16_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // r_exp_W_to_16_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_16_2_f16);
-            }
+            TSTORE(view(r_exp_W_to_16_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), r_exp_W_to_16_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_16_2_f16_channel -> r_exp_W_to_16_2_f16_in
             wait_flag_dev(1);  // r_exp_W_to_product_3_channel -> r_exp_W_to_product_3_in_117
-            {
-                auto from = view(r_exp_W_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_3_in_117, from);
-            }
+            TLOAD(r_exp_W_to_product_3_in_117, view(r_exp_W_to_product_3_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
             // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
@@ -4312,29 +2998,19 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
             // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_3_117, from);
-            }
+            TLOAD(pairs_16_mask_3_117, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask_3_117 -> r_exp_W_to_32_117
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_16_mask_3_117 -> r_exp_W_to_32_117
             TMUL(r_exp_W_to_32_117, r_exp_W_to_product_3_in_117, pairs_16_mask_3_117);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_32_sum, r_exp_W_to_64_117, r_exp_W_to_32_117);
-            {
-                auto from = view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_8_2_in_159, from);
-            }
+            TLOAD(W_to_8_2_in_159, view(W_to_8_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_8_2_in_159 -> exp_W_to_8_2_159
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // W_to_8_2_in_159 -> exp_W_to_8_2_159
             // exp_W_to_8_2 = exp(to_middle(W))
             TEXP(exp_W_to_8_2_159, W_to_8_2_in_159);
-            UbPart<half, 32, 128> r_raw_159(part, 128);
-            TASSIGN(r_raw_159, 0x28000);
-            if (part > 0) {
-                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(r_raw_159, from);
-            }
+            auto r_raw_159 = tile_at<UbPart<half, 32, 128>>(0x28000, part, 128);
+            if (part > 0) TLOAD(r_raw_159, view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // r_raw_159 -> r_159
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // r_raw_159 -> r_159
             fill_rows(r_159, r_raw_159, part, 0x28000);
@@ -4347,16 +3023,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(r_exp_W_to_8_2_f16, r_exp_W_to_8_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // r_exp_W_to_8_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // r_exp_W_to_8_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_8_2_f16);
-            }
+            TSTORE(view(r_exp_W_to_8_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), r_exp_W_to_8_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_8_2_f16_channel -> r_exp_W_to_8_2_f16_in
             wait_flag_dev(1);  // r_exp_W_to_product_5_channel -> r_exp_W_to_product_5_in_167
-            {
-                auto from = view(r_exp_W_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_5_in_167, from);
-            }
+            TLOAD(r_exp_W_to_product_5_in_167, view(r_exp_W_to_product_5_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
             // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
@@ -4364,29 +3034,19 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
             // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_3_167, from);
-            }
+            TLOAD(pairs_8_mask_3_167, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_3_167 -> r_exp_W_to_16_167
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_8_mask_3_167 -> r_exp_W_to_16_167
             TMUL(r_exp_W_to_16_167, r_exp_W_to_product_5_in_167, pairs_8_mask_3_167);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_16_sum, r_exp_W_to_32_sum, r_exp_W_to_16_167);
-            {
-                auto from = view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_4_2_in_209, from);
-            }
+            TLOAD(W_to_4_2_in_209, view(W_to_4_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_4_2_in_209 -> exp_W_to_4_2_209
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // W_to_4_2_in_209 -> exp_W_to_4_2_209
             // exp_W_to_4_2 = exp(to_middle(W))
             TEXP(exp_W_to_4_2_209, W_to_4_2_in_209);
-            UbPart<half, 32, 128> r_raw_209(part, 128);
-            TASSIGN(r_raw_209, 0x16000);
-            if (part > 0) {
-                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(r_raw_209, from);
-            }
+            auto r_raw_209 = tile_at<UbPart<half, 32, 128>>(0x16000, part, 128);
+            if (part > 0) TLOAD(r_raw_209, view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // r_raw_209 -> r_209
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // r_raw_209 -> r_209
             fill_rows(r_209, r_raw_209, part, 0x16000);
@@ -4399,16 +3059,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(r_exp_W_to_4_2_f16, r_exp_W_to_4_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // r_exp_W_to_4_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID4);  // r_exp_W_to_4_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_4_2_f16);
-            }
+            TSTORE(view(r_exp_W_to_4_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), r_exp_W_to_4_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_4_2_f16_channel -> r_exp_W_to_4_2_f16_in
             wait_flag_dev(1);  // r_exp_W_to_product_7_channel -> r_exp_W_to_product_7_in_217
-            {
-                auto from = view(r_exp_W_to_product_7_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_7_in_217, from);
-            }
+            TLOAD(r_exp_W_to_product_7_in_217, view(r_exp_W_to_product_7_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
             // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
@@ -4416,29 +3070,19 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
             // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_3_217, from);
-            }
+            TLOAD(pairs_4_mask_3_217, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_3_217 -> r_exp_W_to_8_217
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_4_mask_3_217 -> r_exp_W_to_8_217
             TMUL(r_exp_W_to_8_217, r_exp_W_to_product_7_in_217, pairs_4_mask_3_217);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_8_sum, r_exp_W_to_16_sum, r_exp_W_to_8_217);
-            {
-                auto from = view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_2_2_in_259, from);
-            }
+            TLOAD(W_to_2_2_in_259, view(W_to_2_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_2_2_in_259 -> exp_W_to_2_2_259
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // W_to_2_2_in_259 -> exp_W_to_2_2_259
             // exp_W_to_2_2 = exp(to_middle(W))
             TEXP(exp_W_to_2_2_259, W_to_2_2_in_259);
-            UbPart<half, 32, 128> r_raw_259(part, 128);
-            TASSIGN(r_raw_259, 0x26000);
-            if (part > 0) {
-                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(r_raw_259, from);
-            }
+            auto r_raw_259 = tile_at<UbPart<half, 32, 128>>(0x26000, part, 128);
+            if (part > 0) TLOAD(r_raw_259, view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_raw_259 -> r_259
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // r_raw_259 -> r_259
             fill_rows(r_259, r_raw_259, part, 0x26000);
@@ -4451,16 +3095,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(r_exp_W_to_2_2_f16, r_exp_W_to_2_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // r_exp_W_to_2_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID5);  // r_exp_W_to_2_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_2_2_f16);
-            }
+            TSTORE(view(r_exp_W_to_2_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), r_exp_W_to_2_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_2_2_f16_channel -> r_exp_W_to_2_2_f16_in
             wait_flag_dev(1);  // r_exp_W_to_product_9_channel -> r_exp_W_to_product_9_in_267
-            {
-                auto from = view(r_exp_W_to_product_9_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_9_in_267, from);
-            }
+            TLOAD(r_exp_W_to_product_9_in_267, view(r_exp_W_to_product_9_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
             // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
@@ -4468,29 +3106,19 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
             // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_3_267, from);
-            }
+            TLOAD(pairs_2_mask_3_267, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_3_267 -> r_exp_W_to_4_267
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_2_mask_3_267 -> r_exp_W_to_4_267
             TMUL(r_exp_W_to_4_267, r_exp_W_to_product_9_in_267, pairs_2_mask_3_267);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_4_sum, r_exp_W_to_8_sum, r_exp_W_to_4_267);
-            {
-                auto from = view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_to_1_2_in_309, from);
-            }
+            TLOAD(W_to_1_2_in_309, view(W_to_1_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in_309 -> exp_W_to_1_2_309
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // W_to_1_2_in_309 -> exp_W_to_1_2_309
             // exp_W_to_1_2 = exp(to_middle(W))
             TEXP(exp_W_to_1_2_309, W_to_1_2_in_309);
-            UbPart<half, 32, 128> r_raw_309(part, 128);
-            TASSIGN(r_raw_309, 0x12000);
-            if (part > 0) {
-                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(r_raw_309, from);
-            }
+            auto r_raw_309 = tile_at<UbPart<half, 32, 128>>(0x12000, part, 128);
+            if (part > 0) TLOAD(r_raw_309, view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // r_raw_309 -> r_309
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // r_raw_309 -> r_309
             fill_rows(r_309, r_raw_309, part, 0x12000);
@@ -4503,16 +3131,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(r_exp_W_to_1_2_f16, r_exp_W_to_1_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // r_exp_W_to_1_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID6);  // r_exp_W_to_1_2_f16 -> store
-            {
-                auto to = view(r_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, r_exp_W_to_1_2_f16);
-            }
+            TSTORE(view(r_exp_W_to_1_2_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), r_exp_W_to_1_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // r_exp_W_to_1_2_f16_channel -> r_exp_W_to_1_2_f16_in
             wait_flag_dev(1);  // r_exp_W_to_product_11_channel -> r_exp_W_to_product_11_in_317
-            {
-                auto from = view(r_exp_W_to_product_11_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_11_in_317, from);
-            }
+            TLOAD(r_exp_W_to_product_11_in_317, view(r_exp_W_to_product_11_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
             // pairs(r_exp_W_to_8_2 @ k_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ k_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ k_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ k_exp_W_to_1_2.T) + (r @ k.T) *
@@ -4520,25 +3142,16 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             // + pairs(r_exp_W_to_8_2 @ b_exp_W_to_8_2.T) + pairs(r_exp_W_to_4_2 @ b_exp_W_to_4_2.T) +
             // pairs(r_exp_W_to_2_2 @ b_exp_W_to_2_2.T) + pairs(r_exp_W_to_1_2 @ b_exp_W_to_1_2.T) + (r @ b.T) *
             // identity) @ Z + (r * exp(W)) @ S)
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_3_317, from);
-            }
+            TLOAD(pairs_1_mask_3_317, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_3_317 -> r_exp_W_to_2_317
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // pairs_1_mask_3_317 -> r_exp_W_to_2_317
             TMUL(r_exp_W_to_2_317, r_exp_W_to_product_11_in_317, pairs_1_mask_3_317);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_2_sum, r_exp_W_to_4_sum, r_exp_W_to_2_317);
             wait_flag_dev(1);  // r_kT_channel -> r_kT_in_327
-            {
-                auto from = view(r_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_kT_in_327, from);
-            }
+            TLOAD(r_kT_in_327, view(r_kT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // identity = eye()
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask_327, from);
-            }
+            TLOAD(eye_mask_327, view(eye_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask_327 -> r_kT_identity_327
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // eye_mask_327 -> r_kT_identity_327
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
@@ -4555,103 +3168,58 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(operand_of_o_2_f16, operand_of_o_2, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // operand_of_o_2_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID7);  // operand_of_o_2_f16 -> store
-            {
-                auto to = view(operand_of_o_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_o_2_f16);
-            }
+            TSTORE(view(operand_of_o_2_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), operand_of_o_2_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_o_2_f16_channel -> operand_of_o_2_f16_in
             wait_flag_dev(1);  // r_exp_W_to_product_2_channel -> r_exp_W_to_product_2_in_122
-            {
-                auto from = view(r_exp_W_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_2_in_122, from);
-            }
-            {
-                auto from = view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_32_mask_4_122, from);
-            }
+            TLOAD(r_exp_W_to_product_2_in_122, view(r_exp_W_to_product_2_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
+            TLOAD(pairs_32_mask_4_122, view(pairs_32_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_32_mask_4_122 -> r_exp_W_to_64_2_122
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID1);  // pairs_32_mask_4_122 -> r_exp_W_to_64_2_122
             TMUL(r_exp_W_to_64_2_122, r_exp_W_to_product_2_in_122, pairs_32_mask_4_122);
             wait_flag_dev(1);  // r_exp_W_to_product_4_channel -> r_exp_W_to_product_4_in_122
-            {
-                auto from = view(r_exp_W_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_4_in_122, from);
-            }
-            {
-                auto from = view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_16_mask_4_122, from);
-            }
+            TLOAD(r_exp_W_to_product_4_in_122, view(r_exp_W_to_product_4_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
+            TLOAD(pairs_16_mask_4_122, view(pairs_16_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask_4_122 -> r_exp_W_to_32_3_122
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // pairs_16_mask_4_122 -> r_exp_W_to_32_3_122
             TMUL(r_exp_W_to_32_3_122, r_exp_W_to_product_4_in_122, pairs_16_mask_4_122);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_64_sum, r_exp_W_to_64_2_122, r_exp_W_to_32_3_122);
             wait_flag_dev(1);  // r_exp_W_to_product_6_channel -> r_exp_W_to_product_6_in_172
-            {
-                auto from = view(r_exp_W_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_6_in_172, from);
-            }
-            {
-                auto from = view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_8_mask_4_172, from);
-            }
+            TLOAD(r_exp_W_to_product_6_in_172, view(r_exp_W_to_product_6_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
+            TLOAD(pairs_8_mask_4_172, view(pairs_8_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_4_172 -> r_exp_W_to_16_3_172
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID3);  // pairs_8_mask_4_172 -> r_exp_W_to_16_3_172
             TMUL(r_exp_W_to_16_3_172, r_exp_W_to_product_6_in_172, pairs_8_mask_4_172);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_16_sum_2, r_exp_W_to_64_sum, r_exp_W_to_16_3_172);
             wait_flag_dev(1);  // r_exp_W_to_product_8_channel -> r_exp_W_to_product_8_in_222
-            {
-                auto from = view(r_exp_W_to_product_8_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_8_in_222, from);
-            }
-            {
-                auto from = view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_4_mask_4_222, from);
-            }
+            TLOAD(r_exp_W_to_product_8_in_222, view(r_exp_W_to_product_8_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
+            TLOAD(pairs_4_mask_4_222, view(pairs_4_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_4_mask_4_222 -> r_exp_W_to_8_3_222
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID4);  // pairs_4_mask_4_222 -> r_exp_W_to_8_3_222
             TMUL(r_exp_W_to_8_3_222, r_exp_W_to_product_8_in_222, pairs_4_mask_4_222);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_8_3_sum, r_exp_W_to_16_sum_2, r_exp_W_to_8_3_222);
             wait_flag_dev(1);  // r_exp_W_to_product_10_channel -> r_exp_W_to_product_10_in_272
-            {
-                auto from = view(r_exp_W_to_product_10_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_10_in_272, from);
-            }
-            {
-                auto from = view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_2_mask_4_272, from);
-            }
+            TLOAD(r_exp_W_to_product_10_in_272, view(r_exp_W_to_product_10_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
+            TLOAD(pairs_2_mask_4_272, view(pairs_2_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_4_272 -> r_exp_W_to_4_3_272
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID5);  // pairs_2_mask_4_272 -> r_exp_W_to_4_3_272
             TMUL(r_exp_W_to_4_3_272, r_exp_W_to_product_10_in_272, pairs_2_mask_4_272);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_4_3_sum, r_exp_W_to_8_3_sum, r_exp_W_to_4_3_272);
             wait_flag_dev(1);  // r_exp_W_to_product_12_channel -> r_exp_W_to_product_12_in_322
-            {
-                auto from = view(r_exp_W_to_product_12_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_exp_W_to_product_12_in_322, from);
-            }
-            {
-                auto from = view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(pairs_1_mask_4_322, from);
-            }
+            TLOAD(r_exp_W_to_product_12_in_322, view(r_exp_W_to_product_12_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
+            TLOAD(pairs_1_mask_4_322, view(pairs_1_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_4_322 -> r_exp_W_to_2_3_322
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID6);  // pairs_1_mask_4_322 -> r_exp_W_to_2_3_322
             TMUL(r_exp_W_to_2_3_322, r_exp_W_to_product_12_in_322, pairs_1_mask_4_322);
             pipe_barrier(PIPE_V);
             TADD(r_exp_W_to_2_3_sum, r_exp_W_to_4_3_sum, r_exp_W_to_2_3_322);
             wait_flag_dev(1);  // r_bT_channel -> r_bT_in_332
-            {
-                auto from = view(r_bT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TLOAD(r_bT_in_332, from);
-            }
+            TLOAD(r_bT_in_332, view(r_bT_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64));
             // identity = eye()
-            {
-                auto from = view(eye_mask_gm + sub * 32 * 64, 32, 64, 64);
-                TLOAD(eye_mask_332, from);
-            }
+            TLOAD(eye_mask_332, view(eye_mask_gm + sub * 32 * 64, 32, 64, 64));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_332 -> r_bT_identity_332
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID7);  // eye_mask_332 -> r_bT_identity_332
             // o = scale * ((pairs(r_exp_W_to_32_2 @ k_exp_W_to_32_2.T) + pairs(r_exp_W_to_16_2 @ k_exp_W_to_16_2.T) +
@@ -4668,24 +3236,14 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(operand_of_o_f16, operand_of_o, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // operand_of_o_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID1);  // operand_of_o_f16 -> store
-            {
-                auto to = view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64);
-                TSTORE(to, operand_of_o_f16);
-            }
+            TSTORE(view(operand_of_o_f16_channel_gm + get_block_idx() * 4096 + sub * 32 * 64, 32, 64, 64), operand_of_o_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // operand_of_o_f16_channel -> operand_of_o_f16_in
-            {
-                auto from = view(W_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(W_in_2_445, from);
-            }
+            TLOAD(W_in_2_445, view(W_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_in_2_445 -> exp_W_445
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID0);  // W_in_2_445 -> exp_W_445
             TEXP(exp_W_445, W_in_2_445);
-            UbPart<half, 32, 128> r_raw_445(part, 128);
-            TASSIGN(r_raw_445, 0x1f000);
-            if (part > 0) {
-                auto from = view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TLOAD(r_raw_445, from);
-            }
+            auto r_raw_445 = tile_at<UbPart<half, 32, 128>>(0x1f000, part, 128);
+            if (part > 0) TLOAD(r_raw_445, view(r_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)));
             pipe_barrier(PIPE_ALL);
             fill_rows(r_445, r_raw_445, part, 0x1f000);
             pipe_barrier(PIPE_V);
@@ -4696,16 +3254,10 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             TCVT(exp_W_r_f16, exp_W_r, RoundMode::CAST_RINT);
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_W_r_f16 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID2);  // exp_W_r_f16 -> store
-            {
-                auto to = view(exp_W_r_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TSTORE(to, exp_W_r_f16);
-            }
+            TSTORE(view(exp_W_r_f16_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128), exp_W_r_f16);
             ffts_cross_core_sync(PIPE_MTE3, group_flag(0));  // exp_W_r_f16_channel -> exp_W_r_f16_in
             wait_flag_dev(1);  // o_sum_2_channel -> o_sum_2_in_475
-            {
-                auto from = view(o_sum_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128);
-                TLOAD(o_sum_2_in_475, from);
-            }
+            TLOAD(o_sum_2_in_475, view(o_sum_2_channel_gm + get_block_idx() * 8192 + sub * 32 * 128, 32, 128, 128));
             set_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_in_475 -> o_475
             wait_flag(PIPE_MTE2, PIPE_V, EVENT_ID2);  // o_sum_2_in_475 -> o_475
             TMULS(o_475, o_sum_2_in_475, scale);
@@ -4714,17 +3266,12 @@ PTO_ENTRY void rwkv7_o_S_fp16(
             set_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_475 -> store
             wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID3);  // o_f16_475 -> store
             if (part > 0) {
-                UbPart<half, 32, 128> valid(part, 128);
-                TASSIGN(valid, 0x2b000);
-                auto to = view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128));
-                TSTORE(to, valid);
+                auto valid = tile_at<UbPart<half, 32, 128>>(0x2b000, part, 128);
+                TSTORE(view(o_gm + token_at(HV, hv, 128, b, T, t + sub * 32), part, 128, token_stride(HV, 128)), valid);
             }
         }
         wait_flag(PIPE_V, PIPE_MTE3, EVENT_ID0);  // S_0 -> store
-        if (has_final_state) {
-            auto to = view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128);
-            TSTORE(to, S);
-        }
+        if (has_final_state) TSTORE(view(final_state_gm + (n * HV + hv) * 16384 + sub * 64 * 128, 64, 128, 128), S);
         set_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1
     }
     wait_flag(PIPE_MTE3, PIPE_MTE2, EVENT_ID0);  // S_T -> S_0_raw_1

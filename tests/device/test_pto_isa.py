@@ -297,7 +297,7 @@ def test_headers_take_sums_along_rows(tmp_path, cost_model):
     b = Build("pto", 64, algorithm=f"{tmp_path / 'summed.py'}:summed", schedule=Schedule("own", (("o", "S"),)), head_dim_k=64,
               head_dim_v=64)
     text = source(tmp_path, b)
-    assert re.search(r"UbPart<float, 1, 32> valid\(1, part", text)  # half of the chunk's rows a core
+    assert re.search(r"valid = tile_at<UbPart<float, 1, 32>>\(0x\w+, 1, part", text)  # half of the chunk's rows a core
     done = checked(tmp_path, cost_model, text)
     assert done.returncode == 0, done.stderr[:6000]
 

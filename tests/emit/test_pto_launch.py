@@ -66,7 +66,7 @@ def test_a_later_signal_of_the_same_pipe_says_what_vector_cores_would():
     has waited for G. A store after the last of them is seen."""
     text = render(single("replay"))
     check(module(without("up", text)).chunk_gated_delta_rule, problem(LENGTHS, 1, 2, 32, 32))
-    store = re.search(r"\{\n +UbTile<float, 1, 32> mine;\n[^}]*G_ws_gm[^}]*TSTORE\(to, mine\);\n +\}", text)[0]
+    store = re.search(r"\{\n +auto mine = tile_at<UbTile<float, 1, 32>>[^}]*TSTORE\(view\(G_ws_gm[^}]*, mine\);\n +\}", text)[0]
     end = text.index(f"group_flag({UP})")
     last = text.rindex("ffts_cross_core_sync(PIPE_MTE3", 0, end - len("ffts_cross_core_sync(PIPE_MTE3, "))
     assert text.index(store) < last

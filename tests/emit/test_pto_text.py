@@ -3,6 +3,7 @@ as PTO-ISA has them."""
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from gdn_codegen import algorithms
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
 from gdn_codegen.emit import pto
 from gdn_codegen.emit.pto.declarations import pruned
+from gdn_codegen.emit.pto.values import OWN
 from gdn_codegen.ir.core import map_ops
 from gdn_codegen.prove.happens_before import RaceError, check_waits
 from gdn_codegen.runtime.build import Build, lowered
@@ -46,7 +48,7 @@ def sections(body):
 def unused(section):
     """Numbers, pointers and tiles that a section declares, and names nowhere else but to give a tile its address."""
     text = re.sub(r"//.*", "", section)
-    found = re.findall(r"__gm__ \w+ \*(\w+) =|(?:^|[ (,])(?:\w+<[^;]*>|int64_t|float) (\w+)(?=[ ;(])", text)
+    found = re.findall(r"__gm__ \w+ \*(\w+) =|(?:^|[ (,])(?:\w+<[^;]*>|int64_t|float|auto) (\w+)(?=[ ;(])", text)
     found += re.findall(r"()(?<=, )(\w+)(?= = )", text)
     uses = Counter(re.findall(r"\w+", re.sub(r"TASSIGN\(\w+,|\+\+(\w+);", "", text)))
     return {a or b for a, b in found if uses[a or b] <= [a or b for a, b in found].count(a or b)}
@@ -82,16 +84,24 @@ def test_a_section_without_work_is_no_loop(unchecked):
 def test_what_is_pruned():
     """Declarations, addresses of tiles and counts go, with what they alone used; a name in another line stays."""
     lines = ["const int64_t a = 1, b = f(a, 2), c = 3;  // c", "UbTile<float, 1, 8> x;", "TASSIGN(x, c);", "int64_t n = 0;",
-             "++n;", "UbPart<float, 1, 8> y(b, 8);", "TASSIGN(y, 0x0);", "TLOAD(y, from);"]
-    assert pruned(lines) == ["const int64_t a = 1, b = f(a, 2);", *lines[5:]]
+             "++n;", "auto z = tile_at<UbTile<float, 1, 8>>(c);", "auto y = tile_at<UbPart<float, 1, 8>>(0x0, b, 8);",
+             "TLOAD(y, from);"]
+    assert pruned(lines) == ["const int64_t a = 1, b = f(a, 2);", *lines[6:]]
 
 
 def test_blocks_of_the_inverse_are_gone_through_by_loops(unchecked):
     """Blocks that lie evenly: eight diagonal blocks of 16, four pairs of 32. With each written out the kernel had 1431 lines."""
     text = next(k.body for k in pto.emit(lowered(Build("pto", 128, schedule="staged")), "bthd") if k.name == "Tinv")
-    assert len(text.splitlines()) < 1250
-    assert re.search(r"for \(int64_t i = 0; i < 8; \+\+i\) \{\n(.*\n){4} +TMOV\(Tinv_blocks_16_to, Tinv_blocks_16_from\);", text)
-    assert "TEXTRACT(Tinv_below_32_left_block, A_cube, 16 + i * 32, i * 32);" in text
+    assert len(text.splitlines()) < 790
+    assert "insert_blocks<16, 128, 8>(Tinv_blocks_16, " in text
+    assert re.search(r"extract_blocks<TileLeft<half, 16, 16>, 4>\(0x\w+, A_cube, 16, 0, 32, 32\);", text)
+
+
+def test_no_value_has_the_name_of_a_function():
+    """A value would hide it."""
+    shared = (Path(__file__).parents[2] / "templates/pto/shared.hpp.j2").read_text()
+    functions = set(re.findall(r"^AICORE inline .*?(\w+)\(", shared, re.M))
+    assert {"view", "tile_at", "part_of", "add_rows"} <= functions <= OWN
 
 
 @pytest.mark.slow

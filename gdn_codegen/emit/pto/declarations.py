@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 WORD = re.compile(r"[A-Za-z_]\w*")
 NUMBERS = re.compile(r"(\s*)((?:(?:const|constexpr) )?(?:int64_t|float)) (\w+ = .*);$")
-TILE = re.compile(r"\s*\w+<[^;]*> (\w+)(?:\(.*\))?;$")
+TILE = re.compile(r"\s*(?:auto (\w+) = tile_at<.*|\w+<[^;]*> (\w+)(?:\(.*\))?);$")
 #: Lines that give a tile its address, or count on, and so are no use of it.
 OWN = re.compile(r"\s*(?:TASSIGN\((\w+), .*\)|\+\+(\w+));$")
 NEXT = re.compile(r", (?=\w+ = )")
@@ -54,7 +54,7 @@ def _declared(text: str) -> list[str]:
     """The names that a line declares."""
     if numbers := NUMBERS.match(text):
         return [x.partition(" = ")[0] for x in NEXT.split(numbers[3])]
-    return [tile[1]] if (tile := TILE.match(text)) else []
+    return [tile[1] or tile[2]] if (tile := TILE.match(text)) else []
 
 
 def _without(line: str, idle: set[str]) -> list[str]:

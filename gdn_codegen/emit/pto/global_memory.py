@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ...ir.types import BYTES, Tensor
 from ..base import EVERY, EmitError, Op, strides
-from .kernel import KernelWriter, braces, rule
+from .kernel import KernelWriter, assigned, braces, rule
 from .values import CTYPE
 
 
@@ -21,26 +21,21 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
         far = strides(t)[2] if t.strided else "T"
         at, stride = k.at(o, "0", f" + sub * {b.shape[1]}")
         sizes, valid = (b.shape[::-1], "mine, rows") if k.by_head(o.out) else (b.shape, "rows, mine")
-        return [f"UbPart<{ctype}, {', '.join(map(str, sizes))}> {name}({valid});", f"TASSIGN({name}, {k.address(o.out)});",
-                "if (mine > 0) {", f"    auto from = view({at}, {valid}, {far if k.by_head(o.out) else stride});",
-                f"    TLOAD({name}, from);", "}"]
+        return [assigned(f"UbPart<{ctype}, {', '.join(map(str, sizes))}>", name, k.address(o.out), valid),
+                f"if (mine > 0) TLOAD({name}, view({at}, {valid}, {far if k.by_head(o.out) else stride}));"]
     if t.index == "token":
         rows, part = f"rows{k.which}", f"part{k.which}"
-        last = f"TLOAD({name}, {name}_from);"
-        if k.which:
-            last = f"if ({rows} > 0) {last}"
+        first = f"if ({rows} > 0) " if k.which else ""
         if k.agent == "cube":
             cols = k.cols(t, o.attr("piece"))
-            return [f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({rows}, {cols});",
-                    f"TASSIGN({name}, {k.address(o.out)});",
-                    f"auto {name}_from = {k.view(o, '0', rows, cols)};", last]
+            return [assigned(f"L1Part<{ctype}, {b.shape[0]}, {b.shape[1]}>", name, k.address(o.out), f"{rows}, {cols}"),
+                    f"{first}TLOAD({name}, {k.view(o, '0', rows, cols)});"]
         if len(t.dims) == 1:
-            return [f"UbWidePart<{ctype}, {b.shape[0]}> {name}({rows});", f"TASSIGN({name}, {k.address(o.out)});",
-                    f"auto {name}_from = {k.view(o, '0', rows, 1)};", last]
+            return [assigned(f"UbWidePart<{ctype}, {b.shape[0]}>", name, k.address(o.out), rows),
+                    f"{first}TLOAD({name}, {k.view(o, '0', rows, 1)});"]
         cols = k.cols(t, o.attr("piece"))
-        return [f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> {name}({part}, {cols});", f"TASSIGN({name}, {k.address(o.out)});",
-                f"if ({part} > 0) {{", f"    auto from = {k.view(o, f'sub * {b.shape[0]}', part, cols)};",
-                f"    TLOAD({name}, from);", "}"]
+        return [assigned(f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}>", name, k.address(o.out), f"{part}, {cols}"),
+                f"if ({part} > 0) TLOAD({name}, {k.view(o, f'sub * {b.shape[0]}', part, cols)});"]
     if len(t.dims) == 1 or o.attr("last"):
         n, row = k.cols(t, o.attr("piece")), str(t.tile.shape(k.sizes)[0] - 1) if o.attr("last") else "0"
         shape, some, view = f"1, {b.shape[0]}", f"1, {n}", f"view({k.at(o, row)[0]}, 1, {n}, {n})"
@@ -48,11 +43,11 @@ def _load(k: KernelWriter, o: Op) -> list[str]:
         row = "0" if b.shape[0] == t.tile.shape(k.sizes)[0] else f"sub * {b.shape[0]}"
         view, (rows, cols) = _mine(k, o, o.out, t, row)
         shape, some = f"{b.shape[0]}, {b.shape[1]}", f"{rows}, {cols}"
-    text, to = [], name
-    if any(k.p.padded(t)):
-        text, to = [f"UbPart<{ctype}, {shape}> some({some});", f"TASSIGN(some, {k.address(o.out)});"], "some"
     exists = "" if len(t.dims) == 1 or o.attr("last") else k.exists(o.out, t, bool(o.attr("columns")))
-    return braces([*text, f"auto from = {view};", f"TLOAD({to}, from);"], _if(f"has_{t.name}" if t.optional else "", exists))
+    when = _if(f"has_{t.name}" if t.optional else "", exists)
+    if any(k.p.padded(t)):
+        return braces([assigned(f"UbPart<{ctype}, {shape}>", "some", k.address(o.out), some), f"TLOAD(some, {view});"], when)
+    return [f"{when}TLOAD({name}, {view});"]
 
 
 @rule("store")
@@ -68,42 +63,37 @@ def _store(k: KernelWriter, o: Op) -> list[str]:
         if len(t.dims) == 1:
             n = k.sizes["C"] // 2
             address = k.address(value) + (f" + sub * {n * 32}" if k.whole(value) else "")
-            return braces([f"UbWidePart<{ctype}, {n}> valid(part);", f"TASSIGN(valid, {address});",
-                           f"auto to = {k.view(o, f'sub * {n}', 'part', 1)};", "TSTORE(to, valid);"], "if (part > 0) ")
+            return braces([assigned(f"UbWidePart<{ctype}, {n}>", "valid", address, "part"),
+                           f"TSTORE({k.view(o, f'sub * {n}', 'part', 1)}, valid);"], "if (part > 0) ")
         if k.agent == "cube":
             cols = k.cols(t, o.attr("piece"))
-            return braces([f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(rows, {cols});",
-                           f"TASSIGN(valid, {k.address(value)});",
-                           f"auto to = {k.view(o, '0', 'rows', cols)};", "TSTORE(to, valid);"])
+            return braces([assigned(f"AccPart<{ctype}, {b.shape[0]}, {b.shape[1]}>", "valid", k.address(value), f"rows, {cols}"),
+                           f"TSTORE({k.view(o, '0', 'rows', cols)}, valid);"])
         cols = k.cols(t, o.attr("piece"))
-        return braces([f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}> valid(part, {cols});",
-                       f"TASSIGN(valid, {k.address(value)});",
-                       f"auto to = {k.view(o, f'sub * {b.shape[0]}', 'part', cols)};", "TSTORE(to, valid);"],
-                      "if (part > 0) ")
+        return braces([assigned(f"UbPart<{ctype}, {b.shape[0]}, {b.shape[1]}>", "valid", k.address(value), f"part, {cols}"),
+                       f"TSTORE({k.view(o, f'sub * {b.shape[0]}', 'part', cols)}, valid);"], "if (part > 0) ")
     if o.attr("heads"):  # those of this core
         if k.agent != "vector":
             raise EmitError(f"pto stores several heads with vector cores only; {value} is on the {k.agent} core")
         n, size = b.shape
-        return braces([f"UbPart<{ctype}, {n}, {size}> valid(mine, {size});", f"TASSIGN(valid, {k.address(value)});",
-                       f"auto to = view({k.at(o, '0')[0]} + sub * {n * size}, mine, {size}, {size});", "TSTORE(to, valid);"],
-                      "if (mine > 0) ")
+        return braces([assigned(f"UbPart<{ctype}, {n}, {size}>", "valid", k.address(value), f"mine, {size}"),
+                       f"TSTORE(view({k.at(o, '0')[0]} + sub * {n * size}, mine, {size}, {size}), valid);"], "if (mine > 0) ")
     if len(t.dims) == 1:  # each core stores its part
         n = b.shape[0] // 2 if k.whole(value) else b.shape[0]
         address = k.address(value) + (f" + sub * {n * BYTES[b.dtype]}" if k.whole(value) else "")
         pointer, _ = k.at(o, f"sub * {n}")
         some = f"part_of({k.cols(t)}, sub, {n})" if any(k.p.padded(t)) else str(n)
-        tile = f"UbPart<{ctype}, 1, {n}> mine(1, {some});" if any(k.p.padded(t)) else f"UbTile<{ctype}, 1, {n}> mine;"
+        tile = (assigned(f"UbPart<{ctype}, 1, {n}>", "mine", address, f"1, {some}") if any(k.p.padded(t)) else
+                assigned(f"UbTile<{ctype}, 1, {n}>", "mine", address))
         exists = f"{some} > 0" if any(k.p.padded(t)) and t.dims[0] == k.k.blocked_dim else ""
-        return braces([tile, f"TASSIGN(mine, {address});", f"auto to = view({pointer}, 1, {some}, {some});",
-                       "TSTORE(to, mine);"], _if(*_when(k, t), exists))
+        return braces([tile, f"TSTORE(view({pointer}, 1, {some}, {some}), mine);"], _if(*_when(k, t), exists))
     row = "0" if k.agent == "cube" else f"sub * {b.shape[0]}"
     view, (rows, cols) = _mine(k, o, value, t, row)
-    text, to = [], name
+    when = _if(*_when(k, t), k.exists(value, t, bool(o.attr("columns"))))
     if any(k.p.padded(t)):
-        kind, to = "AccPart" if k.agent == "cube" else "UbPart", "some"
-        text = [f"{kind}<{ctype}, {b.shape[0]}, {b.shape[1]}> some({rows}, {cols});", f"TASSIGN(some, {k.address(value)});"]
-    exists = k.exists(value, t, bool(o.attr("columns")))
-    return braces([*text, f"auto to = {view};", f"TSTORE(to, {to});"], _if(*_when(k, t), exists))
+        kind = f"{'AccPart' if k.agent == 'cube' else 'UbPart'}<{ctype}, {b.shape[0]}, {b.shape[1]}>"
+        return braces([assigned(kind, "some", k.address(value), f"{rows}, {cols}"), f"TSTORE({view}, some);"], when)
+    return [f"{when}TSTORE({view}, {name});"]
 
 
 def _if(*conditions: str) -> str:
@@ -151,8 +141,8 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
             columns = bool(k.defs[o.args[0]].attr("columns"))
             rows, cols = ("1", k.cols(t)) if len(t.dims) == 1 else k.some(o.out, t, columns)
             shape = ", ".join(map(str, b.shape if len(t.dims) > 1 else (1, *b.shape)))
-            lines = [f"UbPart<{CTYPE[b.dtype]}, {shape}> some({rows}, {cols});",
-                     f"TASSIGN(some, {k.address(o.out)});", f"TFILLPAD_INPLACE({name}, some);"]
+            lines = [assigned(f"UbPart<{CTYPE[b.dtype]}, {shape}>", "some", k.address(o.out), f"{rows}, {cols}"),
+                     f"TFILLPAD_INPLACE({name}, some);"]
             exists = "" if len(t.dims) == 1 else k.exists(o.out, t, columns)
             if not t.optional and not exists:
                 return braces(lines)
@@ -174,7 +164,7 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
         some = rows if flat and k.whole(o.out) else part
         shape, sizes = (f"1, {b.shape[0]}", f"1, {some}") if flat else (f"{b.shape[0]}, {b.shape[1]}", f"{some}, {b.shape[1]}")
         fill = f"fill_row({name}, valid, {some});" if flat else f"fill_rows({name}, valid, {some}, {k.address(o.out)});"
-        return braces([f"UbPart<float, {shape}> valid({sizes});", f"TASSIGN(valid, {k.address(o.out)});", fill])
+        return braces([assigned(f"UbPart<float, {shape}>", "valid", k.address(o.out), sizes), fill])
     if source.attr("heads"):
         return [f"if (rows < {b.shape[0]} || mine < {b.shape[1]}) fill_tile({name}, {raw}, mine, {k.address(o.out)});"]
     given, width = _columns(k, source)

@@ -38,6 +38,11 @@ def braces(lines: list[str], head: str = "") -> list[str]:
     return [head + "{", *(f"    {x}" for x in lines), "}"]
 
 
+def assigned(kind: str, name: str, address: str, valid: str = "") -> str:
+    """The declaration of a tile at an address. valid: the rows and columns that hold values, of a type that is told so."""
+    return f"auto {name} = tile_at<{kind}>({address}{valid and f', {valid}'});"
+
+
 class KernelWriter(Addresses):
     """Writes one kernel."""
 
@@ -50,13 +55,11 @@ class KernelWriter(Addresses):
         """Print the declarations of the agent's tiles. A tile in a buffer with slots gets its address in each iteration
         instead."""
         for value, tile in self.tiles().items():
-            self.w(f"{tile.type} {self.name(value)};")
-            if not self.iterations(value):
-                self.w(f"TASSIGN({self.name(value)}, {tile.address});")
+            self.w(f"{tile.type} {self.name(value)};" if self.iterations(value) else
+                   assigned(tile.type, self.name(value), tile.address))
         for b in self.k.buffers:
             if self.is_scratch(b) and b.agent == self.agent:
-                self.w(f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> {b.name};",
-                       f"TASSIGN({b.name}, {hex(b.offset)});")
+                self.w(assigned(f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}>", b.name, hex(b.offset)))
 
     # --- statements ---
     def body(self, body: tuple[Stmt, ...]) -> None:

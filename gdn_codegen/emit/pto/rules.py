@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ...ir.types import BYTES
 from ..base import EmitError, Op
 from . import global_memory  # noqa: F401  which has the rules of loads and stores
-from .kernel import KernelWriter, braces, rule
+from .kernel import KernelWriter, assigned, braces, rule
 from .values import CTYPE, literal
 
 __all__ = ["rule"]
@@ -43,8 +43,7 @@ def _binary(k: KernelWriter, o: Op) -> list[str]:
         n = k.buffer(o.out).shape[0]
         for v in dict.fromkeys((x, y)):
             if k.whole(v):
-                lines += [f"UbTile<float, 1, {n}> {k.name(v)}_mine_{out};",
-                          f"TASSIGN({k.name(v)}_mine_{out}, {k.address(v)} + sub * {4 * n});"]
+                lines += [assigned(f"UbTile<float, 1, {n}>", f"{k.name(v)}_mine_{out}", f"{k.address(v)} + sub * {4 * n}")]
         a, b = (f"{k.name(v)}_mine_{out}" if k.whole(v) else k.name(v) for v in (x, y))
     return [*lines, f"T{SHORT[o.kind]}({out}, {a}, {b});"]
 
@@ -97,7 +96,7 @@ def _expand(k: KernelWriter, o: Op) -> list[str]:
 @rule("row_sum")
 def _row_sum(k: KernelWriter, o: Op) -> list[str]:
     b = k.buffer(o.out)
-    return braces([f"UbCol<float, {b.shape[0]}> sums;", f"TASSIGN(sums, {k.address(o.out)});",
+    return braces([assigned(f"UbCol<float, {b.shape[0]}>", "sums", k.address(o.out)),
                    f"TROWSUM(sums, {k.name(o.args[0])}, {o.out}_scratch);"])
 
 
@@ -112,7 +111,7 @@ def _join(k: KernelWriter, o: Op) -> list[str]:
     lines, at = [], 0
     for x in o.args:
         n = k.buffer(x).shape[0]
-        lines += braces([f"UbTile<float, 1, {n}> to;", f"TASSIGN(to, {k.address(o.out, at)});", f"TMOV(to, {k.name(x)});"])
+        lines += braces([assigned(f"UbTile<float, 1, {n}>", "to", k.address(o.out, at)), f"TMOV(to, {k.name(x)});"])
         at += 4 * n
     return lines
 
@@ -121,13 +120,8 @@ def _join(k: KernelWriter, o: Op) -> list[str]:
 def _diagonal_stack(k: KernelWriter, o: Op) -> list[str]:
     """Casts of the blocks in this core's rows. Its first block begins in the column with the number of its first row."""
     x, b = k.buffer(o.args[0]), k.buffer(o.out)
-    size, from_, to = b.shape[1], f"{o.out}_from", f"{o.out}_to"
-    return [f"for (int64_t i = 0; i < {b.shape[0]}; i += {size}) {{",
-            f"    UbBlock<{CTYPE[x.dtype]}, {size}, {x.shape[1]}, {size}> {from_};",
-            f"    TASSIGN({from_}, {k.address(o.args[0])} + (i * {x.shape[1] + 1} + sub * {x.shape[0]}) * {BYTES[x.dtype]});",
-            f"    UbTile<{CTYPE[b.dtype]}, {size}, {size}> {to};",
-            f"    TASSIGN({to}, {k.address(o.out)} + i * {size * BYTES[b.dtype]});",
-            f"    TCVT({to}, {from_}, RoundMode::CAST_NONE);", "}"]
+    first = f"{k.address(o.args[0])} + sub * {x.shape[0] * BYTES[x.dtype]}"
+    return [f"diagonal_stack<{b.shape[1]}>({k.name(o.out)}, {k.address(o.out)}, {k.name(o.args[0])}, {first});"]
 
 
 # --- rules: cube core, and moves ---
@@ -155,8 +149,8 @@ def _move(k: KernelWriter, o: Op) -> list[str]:
     if (k.is_wide(x) and not k.is_wide(o.out)) or k.by_head(x):
         return [f"TTRANS({out}, {k.name(x)}, {o.out}_scratch);"]
     if k.is_wide(o.out) and not k.is_wide(x):
-        return braces([f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}> wide;", f"TASSIGN(wide, {k.address(o.out)});",
-                       f"UbCol<{CTYPE[b.dtype]}, {b.shape[0]}> flat;", f"TASSIGN(flat, {k.address(o.args[0])});",
+        return braces([assigned(f"UbTile<{CTYPE[b.dtype]}, {b.shape[0]}, {b.shape[1]}>", "wide", k.address(o.out)),
+                       assigned(f"UbCol<{CTYPE[b.dtype]}, {b.shape[0]}>", "flat", k.address(o.args[0])),
                        "TROWEXPAND(wide, flat);"])
     return [f"TMOV({out}, {k.name(x)});"]
 
@@ -169,15 +163,11 @@ def _extracted(k: KernelWriter, o: Op, part: Op) -> list[str]:
     if len(at) == 1:
         return [f"TEXTRACT({k.name(o.out)}, {whole}, {at[0][0]}, {at[0][1]});"]
     b = k.buffer(o.out)
-    kind = {"L0A": "TileLeft", "L0B": "TileRight"}[b.space]
-    bytes = size * size * BYTES[b.dtype]
-    lines = []
+    block = f"{'TileLeft' if b.space == 'L0A' else 'TileRight'}<{CTYPE[b.dtype]}, {size}, {size}>"
+    lines, bytes = [], size * size * BYTES[b.dtype]
     for n, some in _progressions(at):
-        (row, col), (rows, cols) = some[0], _step(some)
-        inner = [f"{kind}<{CTYPE[b.dtype]}, {size}, {size}> {o.out}_block;",
-                 f"TASSIGN({o.out}_block, {_sum(k.address(o.out, n * bytes), i=bytes)});",
-                 f"TEXTRACT({o.out}_block, {whole}, {_sum(row, i=rows)}, {_sum(col, i=cols)});"]
-        lines += _over("i", len(some), inner)
+        places = ", ".join(map(str, (*some[0], *_step(some))))
+        lines.append(f"extract_blocks<{block}, {len(some)}>({k.address(o.out, n * bytes)}, {whole}, {places});")
     return lines
 
 
@@ -193,55 +183,27 @@ def _step(at: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return (at[1][0] - at[0][0], at[1][1] - at[0][1]) if len(at) > 1 else (0, 0)
 
 
-def _sum(start: int | str, **steps: int) -> str:
-    """A number that grows by a step in each iteration of a loop, by the loop's variable."""
-    terms = [f"{name} * {step}" for name, step in steps.items() if step]
-    return " + ".join([*([str(start)] if str(start) != "0" or not terms else []), *terms])
-
-
-def _over(name: str, times: int, lines: list[str]) -> list[str]:
-    """Lines in a loop, which runs so many times. In braces for one iteration, where `name` is not in the lines."""
-    return braces(lines, f"for (int64_t {name} = 0; {name} < {times}; ++{name}) " if times > 1 else "")
-
-
 @rule("insert")
 def _insert(k: KernelWriter, o: Op) -> list[str]:
-    """Moves of blocks from L0C to their places in a tile of L1, by columns of fractals, which are contiguous in both."""
+    """Moves of blocks from L0C to their places in a tile of L1."""
     tile, blocks, lines = k.buffer(o.out), k.buffer(o.args[1]), []
-    size, stacked = blocks.shape[1], blocks.shape[0]
-    to, from_, width = f"{o.out}_to", f"{o.out}_from", BYTES[tile.dtype]
-    columns = size // FRACTAL
+    stack, size = blocks.shape
     for n, some in _progressions(o.attr("at")):
         (row, col), (rows, cols) = some[0], _step(some)
-        first = k.address(o.out, (col * tile.shape[0] + row * FRACTAL) * width)
-        block, column = (cols * tile.shape[0] + rows * FRACTAL) * width, tile.shape[0] * FRACTAL * width
-        each = {"i": size * FRACTAL * 4 * (len(some) > 1), "j": stacked * FRACTAL * 4 * (columns > 1)}
-        inner = [f"TileAcc<float, {size}, {FRACTAL}> {from_};",
-                 f"TASSIGN({from_}, {_sum(k.address(o.args[1], n * size * FRACTAL * 4), **each)});",
-                 f"L1Tile<{CTYPE[tile.dtype]}, {size}, {FRACTAL}> {to};",
-                 f"TASSIGN({to}, {_sum(first, i=block, j=column * (columns > 1))});", f"TMOV({to}, {from_});"]
-        inside = _over("j", columns, inner) if columns > 1 else inner
-        lines += _over("i", len(some), inside) if len(some) > 1 or columns == 1 else inside
+        first, step = ((x * tile.shape[0] + y * FRACTAL) * BYTES[tile.dtype] for x, y in ((col, row), (cols, rows)))
+        lines.append(f"insert_blocks<{size}, {stack}, {len(some)}>({k.name(o.out)}, {k.address(o.out, first)}, {step}, "
+                     f"{k.address(o.args[1], n * size * FRACTAL * 4)});")
     return lines
 
 
 def _stacked(k: KernelWriter, o: Op) -> list[str]:
-    """A product of each block of a stack with that of another. A stack of 16 columns is contiguous block by block in L0A, L0B and
-    L0C. EmitError for larger blocks."""
+    """A product of each block of a stack with that of another. EmitError for larger blocks than a fractal."""
     rows, size = k.buffer(o.out).shape
     if size != FRACTAL:
         raise EmitError(f"pto multiplies stacks of blocks of {FRACTAL} rows; {o.out} has blocks of {size}")
-    of = CTYPE[k.buffer(o.args[0]).dtype]
-    width = BYTES[k.buffer(o.args[0]).dtype]
-    sides = (("out", "TileAcc", "float", o.out, 4), ("left", "TileLeft", of, o.args[0], width),
-             ("right", "TileRight", of, o.args[1], width))
-    lines = [f"for (int64_t i = 0; i < {rows}; i += {size}) {{"]
-    for side, kind, ctype, value, each in sides:
-        lines += [f"    {kind}<{ctype}, {size}, {size}> {o.out}_{side};",
-                  f"    TASSIGN({o.out}_{side}, {k.address(value)} + i * {size * each});"]
-    operands = f"{o.out}_left, {o.out}_right"
-    return [*lines, f"    TMATMUL_ACC({o.out}_out, {o.out}_out, {operands});" if len(o.args) == 3
-            else f"    TMATMUL({o.out}_out, {operands});", "}"]
+    at = ", ".join(k.address(x) for x in (o.out, *o.args[:2]))
+    adds = "true" if len(o.args) == 3 else "false"
+    return [f"stacked_product<{CTYPE[k.buffer(o.args[0]).dtype]}, {rows}, {adds}>({at});  // {o.out}"]
 
 
 @rule("matmul")
