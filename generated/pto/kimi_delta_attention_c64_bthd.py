@@ -165,6 +165,19 @@ AICORE inline X tile_at(int64_t address, Valid... valid)
     return tile;
 }
 
+// Gives tiles their addresses.
+template <typename X, int N>
+AICORE inline void place(X (&tiles)[N], const int64_t (&at)[N])
+{
+    for (int64_t i = 0; i < N; ++i) TASSIGN(tiles[i], at[i]);
+}
+
+// An event of a pipe, in turn.
+AICORE inline event_t event_id(int64_t n)
+{
+    return static_cast<event_t>(n % 8);
+}
+
 // Element of token t of a head in a caller's tensor of bthd, and elements from token to token.
 AICORE inline int64_t token_at(int64_t heads, int64_t head, int64_t dim, int64_t b, int64_t tokens, int64_t t)
 {

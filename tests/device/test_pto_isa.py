@@ -170,6 +170,17 @@ def test_sizes(tmp_path, schedule, chunk, k, v):
           (problem([chunk // 2 + 5] * 2, 2, 4, k, v, initial=False), {"batched": True}))
 
 
+@pytest.mark.parametrize("schedule, chunk, size", [("staged", 128, 64), ("staged", 64, 64), ("fused", 128, 128)])
+def test_steps_in_loops(tmp_path, cost_model, schedule, chunk, size):
+    """Of the inverse in float32, with arrays of tiles and pointers."""
+    b = Build("pto", chunk, schedule=schedule, dtype="float32", head_dim_k=size, head_dim_v=size)
+    text = source(tmp_path, b)
+    assert len(re.findall(r"\{0x\w+, .*\}\);", text)) > 3
+    agree(tmp_path, b, (problem([chunk + 1, 0, chunk - 1, 1], 1, 2, size, size, torch.float32, gate=-0.2), {}))
+    done = checked(tmp_path, cost_model, text)
+    assert done.returncode == 0, done.stderr[:6000]
+
+
 @pytest.mark.parametrize("schedule, k, v", [("staged", 36, 60), ("fused", 100, 36)])
 def test_padded_tiles_and_norms(tmp_path, schedule, k, v):
     """Head dims that no tile has; and rows of unit length, which a norm in the kernel leaves as they are."""

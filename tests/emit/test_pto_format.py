@@ -42,7 +42,7 @@ def test_layout(schedule, heads, tmp_path):
 @pytest.mark.parametrize("schedule, options", [
     ("staged", dict(chunk=128, heads=(2, 6))), ("prepared", dict(layout="bhtd", dtype="bfloat16")),
     ("replay", dict(chunk=32, dtype="float32", head_dim_k=32, head_dim_v=32)),
-    ("staged", dict(algorithm="simple_gla", chunk=128, layout="bhtd"))])
+    ("staged", dict(algorithm="simple_gla", chunk=128, layout="bhtd")), ("staged", dict(chunk=128, dtype="float32"))])
 def test_other_builds(schedule, options, launch, tmp_path):
     text = render(Build("pto", schedule=replace(named(schedule), launch=launch), **options))
     source = re.search(r"SOURCE = r'''\n(.*?)'''", text, re.S)[1]

@@ -13,6 +13,7 @@ from ...ir.padding import chunk_tokens
 from ..base import Kernel, Op, Program, Rules, Stmt, Writer, blocks
 from .addresses import Addresses
 from .declarations import pruned, used_of
+from .rolled import rolled
 from .values import CTYPE, agents, counted, moves_all_heads
 
 rule = Rules("pto", {
@@ -195,7 +196,7 @@ class KernelWriter(Addresses):
             self.declare()
             self.body(self.k.body)
             lines = pruned(self.w.lines[first:])
-            self.w.lines[first:] = [*(f"    {x}" for x in used_of(declared, lines)), *lines]
+            self.w.lines[first:] = rolled([*(f"    {x}" for x in used_of(declared, lines)), *lines])
             self.w.indent = 0
             self.w("#endif")
         return self.w.text()
