@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reference import check, problem
 
 from gdn_codegen import algorithms
 from gdn_codegen.devices.ascend_a2 import ASCEND_A2
@@ -14,6 +15,7 @@ from gdn_codegen.emit.pto.declarations import pruned
 from gdn_codegen.emit.pto.values import OWN
 from gdn_codegen.ir.core import map_ops
 from gdn_codegen.prove.happens_before import RaceError, check_waits
+from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import SCHEDULES, named
 
@@ -102,6 +104,31 @@ def test_no_value_has_the_name_of_a_function():
     shared = (Path(__file__).parents[2] / "templates/pto/shared.hpp.j2").read_text()
     functions = set(re.findall(r"^AICORE inline .*?(\w+)\(", shared, re.M))
     assert {"view", "tile_at", "part_of", "add_rows"} <= functions <= OWN
+
+
+ODD = """from math import inf
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
+
+@algorithm(q="C K", k="C K", v="C V", g="C", S=carried("K V", forgets="g"))
+def odd(q, k, v, g, S, *, scale="K ** -0.5"):
+    get_block_idx = cumsum(g)
+    PIPE_V = exp(lower(get_block_idx[:, None] - get_block_idx[None, :], fill=-inf))
+    TADD = q @ S
+    UbTile = (q @ k.T) * PIPE_V
+    place = exp(get_block_idx)[:, None] * TADD
+    o = scale * (place + UbTile @ v)
+    i = exp(last(get_block_idx) - get_block_idx)
+    S = exp(last(get_block_idx)) * S + k.T @ (i[:, None] * v)
+    return o, S
+"""
+
+
+@pytest.mark.slow
+def test_values_may_have_names_of_pto_isa(tmp_path):
+    """Instructions, types and functions of its headers, and of the text's own."""
+    (tmp_path / "page.py").write_text(ODD)
+    b = Build("pto", 32, algorithm=f"{tmp_path / 'page.py'}:odd", schedule="staged", head_dim_k=32, head_dim_v=32)
+    check(load.function(b), problem([33, 0, 17], 1, 2, 32, 32), delta=False)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ The tile of a value is declared once, with the address of its buffer. Its type i
 """
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import prod
 
@@ -17,14 +18,18 @@ CTYPE = {"int32": "int32_t", "float16": "half", "bfloat16": "bfloat16_t", "float
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item", "first", "length", "rows", "part", "slot",
        "sub", "col", "heads", "mine", "iteration", "t_next", "rows_next", "part_next", "slot_next", "passed", "block", "batched",
-       "slots", "ffts", "cu_seqlens", "workspace", "constants", "table", "tile_at", "token_at", "token_stride", "sequence_of",
-       "part_of", "group_flag", "all_flag", "fill_rows", "fill_tile", "fill_row", "fill_wide", "add_rows", "diagonal_stack",
-       "stacked_product", "extract_blocks", "insert_blocks", "place", "event_id", "i",
+       "slots", "ffts", "cu_seqlens", "workspace", "constants", "table", "table_bytes", "tile_at", "token_at", "token_stride",
+       "sequence_of", "part_of", "group_flag", "all_flag", "fill_rows", "fill_tile", "fill_row", "fill_wide", "add_rows",
+       "diagonal_stack", "stacked_product", "extract_blocks", "insert_blocks", "place", "event_id", "i",
        "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do",
        "if", "for", EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char",
        "const", "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto",
        "inline", "mutable", "namespace", "operator", "private", "protected", "public", "register", "sizeof", "static", "struct",
        "switch", "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
+
+#: Names of PTO-ISA, of the compiler and of the C library that the text uses, by what they begin with, and types of tiles.
+THEIRS = re.compile(r"T[A-Z]{3}|PIPE_|EVENT_ID|CAST_|u?int\d|[gs]et_|wait_flag|pipe_|ffts_|reinterpret_cast|NULL|DYNAMIC|"
+                    r"(bfloat16_t|Gm|AICORE|PTO_\w+|(Ub|L1|Acc|Tile|Round)[A-Z]\w*)$")
 
 
 def parameter(number: str) -> str:
@@ -110,7 +115,7 @@ class Values:
             return f"{o.attr('tensor')}_gm[hv{nth}]" if o.attr("tensor") else parameter(o.attr("param"))
         if (o is not None and o.kind in ("row", "add_rows")) or (o is not None and o.kind == "cast" and not o.buffer):
             return self.name(o.args[0])
-        return f"{value}_" if value in self.taken else value
+        return f"{value}_" if value in self.taken or THEIRS.match(value) else value
 
     def buffer(self, value: str) -> Buffer:
         """The buffer of a value, or of the value that it is a view of."""
