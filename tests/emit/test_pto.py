@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from reference import ON_CORES, TOLERANCE, call, check, module, problem, rms_error, variant
+from reference import ON_CORES, TOLERANCE, call, check, expected, module, problem, rms_error, variant
 from tiers import every
 
 from gdn_codegen import pto_sim
@@ -20,6 +20,7 @@ from gdn_codegen.runtime import build as build_module
 from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import SCHEDULES
+from gdn_codegen.schedule.contract import Contract
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ 12 or newer")
 LADDER = [1, 17, 31, 32, 33, 63, 64, 65, 129]
@@ -64,6 +65,18 @@ def test_a_walk_in_pieces_has_the_same_bits(schedule):
     x = problem([40, 0, 33], 1, 3, 32, 32, gate=-0.2)
     whole, pieces = (call(function(variant(schedule, walk_piece=n)), x) for n in (0, 16))
     assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule, k, v, contract", [("staged", 36, 64, ""), ("fused", 72, 32, "state=in_place"),
+                                                      ("prepared_vk", 72, 64, "state=vk/bfloat16")])
+def test_a_walk_in_pieces_whose_other_size_is_no_tile(schedule, k, v, contract):
+    """Of rows that exist in memory, a piece of the columns is loaded and stored."""
+    fn = function(variant(schedule, walk_piece=16), head_dim_k=k, head_dim_v=v, contract=Contract.parse(contract))
+    x, vk = problem([40, 0, 33], 1, 2, k, v, gate=-0.2), "vk" in contract
+    want = expected(x)
+    o, S = call(fn, {**x, "S": x["S"].transpose(-1, -2).contiguous().to(torch.bfloat16) if vk else x["S"]})
+    assert rms_error(o, want[0]) < 5e-3 and rms_error(S.transpose(-1, -2) if vk else S, want[1]) < 5e-3
 
 
 @pytest.mark.slow

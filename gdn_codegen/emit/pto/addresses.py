@@ -21,11 +21,11 @@ class Addresses(Values):
             return str(mine)
         return f"part_of({n}, col / {mine}, {mine})" if t.dims[-1] == self.k.blocked_dim else str(n)
 
-    def some(self, value: str, t: Tensor, columns: bool = False) -> tuple[str, str]:
+    def some(self, value: str, t: Tensor, columns: bool = False, piece: tuple[int, Dim] | None = None) -> tuple[str, str]:
         """The numbers of rows and columns of a state's tile that exist in memory. On a vector core: those of the core's part of
         the tile.
 
-        columns: the tile is distributed over the cores by columns, not by rows.
+        columns: the tile is distributed over the cores by columns, not by rows. piece: of the columns, as for `cols`.
         """
         (rows, cols), (high, wide) = self.p.shape(t), self.buffer(value).shape
         past = [" - col" if d == self.k.blocked_dim else "" for d in t.dims]  # memory has fewer than a block in the last one
@@ -34,10 +34,10 @@ class Addresses(Values):
             return (valid if self.p.padded(t)[0] else str(high),
                     f"part_of({cols}{past[1]}, sub, {wide})" if self.p.padded(t)[1] else str(wide))
         if not self.p.padded(t)[0]:
-            return str(high), self.cols(t)
+            return str(high), self.cols(t, piece)
         part = "sub" if self.agent == "vector" else "0"
         split = self.agent == "vector" or past[0]
-        return f"part_of({rows}{past[0]}, {part}, {high})" if split else str(rows), self.cols(t)
+        return f"part_of({rows}{past[0]}, {part}, {high})" if split else str(rows), self.cols(t, piece)
 
     def exists(self, value: str, t: Tensor, columns: bool = False) -> str:
         """The condition that some of this core's part of a state's tile exists in memory: of the last block a core may have no

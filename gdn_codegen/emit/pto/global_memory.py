@@ -115,7 +115,8 @@ def _when(k: KernelWriter, t: Tensor) -> list[str]:
 def _mine(k: KernelWriter, o: Op, value: str, t: Tensor, row: str) -> tuple[str, tuple[str, str]]:
     """A view in memory of this core's part of a tile (its rows beginning at `row`, or its columns), and its (rows, columns)."""
     b = k.buffer(value)
-    some = k.some(value, t, bool(o.attr("columns"))) if any(k.p.padded(t)) else (str(b.shape[0]), str(b.shape[1]))
+    some = (k.some(value, t, bool(o.attr("columns")), o.attr("piece")) if any(k.p.padded(t)) else
+            (str(b.shape[0]), str(b.shape[1])))
     if not o.attr("columns"):
         return k.view(o, row, *some), some
     pointer, stride = k.at(o, "0")
@@ -138,8 +139,9 @@ def _valid(k: KernelWriter, o: Op) -> list[str]:
             raise EmitError(f"pto reads the optional {o.attr('given')} with vector cores only; this op is on the {k.agent} core")
         t = k.p.tensor(o.attr("given"))
         if any(k.p.padded(t)):
-            columns = bool(k.defs[o.args[0]].attr("columns"))
-            rows, cols = ("1", k.cols(t)) if len(t.dims) == 1 else k.some(o.out, t, columns)
+            load = k.defs[o.args[0]]
+            columns = bool(load.attr("columns"))
+            rows, cols = ("1", k.cols(t)) if len(t.dims) == 1 else k.some(o.out, t, columns, load.attr("piece"))
             shape = ", ".join(map(str, b.shape if len(t.dims) > 1 else (1, *b.shape)))
             lines = [assigned(f"UbPart<{CTYPE[b.dtype]}, {shape}>", "some", k.address(o.out), f"{rows}, {cols}"),
                      f"TFILLPAD_INPLACE({name}, some);"]
