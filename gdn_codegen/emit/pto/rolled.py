@@ -26,7 +26,7 @@ LEAST, WORTH = 40, 1 / 8
 def rolled(lines: list[str]) -> list[str]:
     """The lines of a section, with the run of lines that repeats most as a loop if that makes the section clearly shorter."""
     least = max(LEAST, len(lines) * WORTH)
-    found = {m["name"]: m for x in lines if (m := TILE.match(x) or POINTER.match(x))}
+    found = {m["name"]: m for x in lines if _depth(x) == _depth(lines[0]) and (m := TILE.match(x) or POINTER.match(x))}
     kinds = {name: m["type"] for name, m in found.items()}
     for first, length, times in _runs(lines, kinds, least):
         if (new := _Loop(lines, found, first, length, times).text()) and len(new) <= len(lines) - least:

@@ -21,7 +21,7 @@ OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item"
        "slots", "ffts", "cu_seqlens", "workspace", "constants", "table", "table_bytes", "tile_at", "token_at", "token_stride",
        "sequence_of", "part_of", "group_flag", "all_flag", "fill_rows", "fill_tile", "fill_row", "fill_wide", "add_rows",
        "diagonal_stack", "stacked_product", "extract_blocks", "insert_blocks", "place", "event_id", "i",
-       "from", "to", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do",
+       "from", "to", "valid", "some", "sums", "wide", "flat", "half", "float", "auto", "pto", "int", "new", "and", "or", "not", "xor", "do",
        "if", "for", EVERY, "view", "div", "exp", "log", "std", "this", "signed", "long", "short", "bool", "case", "catch", "char",
        "const", "constexpr", "default", "delete", "double", "else", "enum", "explicit", "export", "extern", "friend", "goto",
        "inline", "mutable", "namespace", "operator", "private", "protected", "public", "register", "sizeof", "static", "struct",
