@@ -39,8 +39,8 @@ def gradients(q, k, v, g, beta, S):  # type: ignore[no-untyped-def]
 @algorithm(q="C K", k="C K", v="C V", S=carried("K V"))
 def other_masks(q, k, v, S):  # type: ignore[no-untyped-def]
     """The same tiles with no mask, and with masks that keep the diagonal or not: none may take another one's tile for its own."""
-    x, y = v @ v.T, q @ k.T
-    s = row_sum(x * y) + 3.0 * row_sum(lower(x * y)) + 5.0 * row_sum(strictly_lower(-(x * y)))
+    x, y, z = v @ v.T, q @ k.T, q @ q.T
+    s = row_sum(x * y * z) + row_sum(x * y) + 3.0 * row_sum(lower(x * y)) + 5.0 * row_sum(strictly_lower(-(x * y)))
     o = strictly_lower(x) @ v + lower(y * x) @ v + s[:, None] * v
     S = S + k.T @ v
     return o, S
