@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import eq
 
 #: The arguments of a template are one token, since a loop's variable may not be among them.
 TOKEN = re.compile(r"<(?:[^<>()]|<[^<>()]*>)*>(?=\()|EVENT_ID\d|[A-Za-z_]\w*|0x[0-9a-f]+\b|\d[\w.]*|\W")
@@ -19,13 +20,13 @@ TILE = re.compile(r"\s*auto (?P<name>\w+) = tile_at<(?P<type>.*)>\((?P<at>0x[0-9
 POINTER = re.compile(r"\s*(?P<type>__gm__ \w+ \*)(?P<name>\w+) = (?P<at>reinterpret_cast<.*);$")
 LOCAL = re.compile(r"\s*(auto|const|constexpr|int64_t|float|//|\+\+|for|#)")
 EVENTS = 8
-#: A loop must leave out so many lines at least, and this part of a section.
-LEAST, WORTH = 40, 1 / 8
+#: A loop must leave out so many lines at least, and one in so many of a section.
+LEAST, WORTH = 40, 8
 
 
 def rolled(lines: list[str]) -> list[str]:
     """The lines of a section, with the run of lines that repeats most as a loop if that makes the section clearly shorter."""
-    least = max(LEAST, len(lines) * WORTH)
+    least = max(LEAST, len(lines) // WORTH)
     found = {m["name"]: m for x in lines if _depth(x) == _depth(lines[0]) and (m := TILE.match(x) or POINTER.match(x))}
     kinds = {name: m["type"] for name, m in found.items()}
     for first, length, times in _runs(lines, kinds, least):
@@ -34,20 +35,16 @@ def rolled(lines: list[str]) -> list[str]:
     return lines
 
 
-def _runs(lines: list[str], kinds: dict[str, str], least: float) -> Iterator[tuple[int, int, int]]:
+def _runs(lines: list[str], kinds: dict[str, str], least: int) -> Iterator[tuple[int, int, int]]:
     """(first line, lines, times) of runs that repeat, those that leave out most lines first, and all at least so many."""
     keys: dict[object, int] = {}
     ids = [keys.setdefault(n if LOCAL.match(x) else (_depth(x), *_key(x, kinds)), len(keys)) for n, x in enumerate(lines)]
     found = []
     for length in range(4, len(ids) // 2 + 1):
-        alike, end = 0, len(ids) - length
-        for n in range(end + 1):
-            if n < end and ids[n] == ids[n + length]:
-                alike += 1
-                continue
-            if (saved := alike // length * length) >= least:
-                found.append((saved, n - alike, length, alike // length + 1, alike % length))
-            alike = 0
+        for m in re.finditer(rb"\x01{%d,}" % max(length, least), bytes(map(eq, ids, ids[length:]))):
+            again, spare = divmod(len(m[0]), length)
+            if again * length >= least:
+                found.append((again * length, m.start(), length, again + 1, spare))
     for _, first, length, times, spare in sorted(found, reverse=True):
         for n in range(first, first + spare + 1):
             if _depth(lines[n]) == min(_depth(x) for x in lines[n: n + length]) and lines[n].strip()[0] != "}":
