@@ -41,6 +41,7 @@ from .algebra.residuals import residuals
 from .algebra.reuse_products import reuse_products
 from .algebra.rewrite import rewrite
 from .algebra.row_scales import row_scales
+from .algebra.shared_tiles import shared_tiles
 from .algebra.single_token import single_token
 from .algebra.split_sums import split_sums
 from .algebra.stacked_inverse import stacked
@@ -135,6 +136,7 @@ FRONT: Passes = (
     ("decay_bound", lambda p, c: decay_bound(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),
     ("residuals", lambda p, c: residuals(p, c.schedule, c.dtype)),
+    ("shared_tiles", lambda p, c: shared_tiles(p)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
     ("last_chunk", lambda p, c: last_chunk(p)),
     ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.device, c.dtype)),

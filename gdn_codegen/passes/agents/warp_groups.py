@@ -17,6 +17,7 @@ from ...ir.body import Body
 from ...ir.core import Kernel, Loop, Op, Program, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule
+from ..algebra.masks import masks
 from ..common import dead_code, walks
 from ..stage import takes
 from ..storage.walk_limits import SUMS
@@ -37,7 +38,7 @@ def warp_groups(p: Program, s: Schedule, device: Groups) -> Program:
     Raises ScheduleError if the schedule's assignment does not fit a kernel. The message names the values, or the registers and
     threads.
     """
-    return p.map_kernels(lambda k: _Assign(p, k, s, device).run() if walks(k) else k)
+    return masks(p.map_kernels(lambda k: _Assign(p, k, s, device).run() if walks(k) else k))
 
 
 class _Assign(Crossings):

@@ -13,7 +13,7 @@ from ..match import matched
 from ..stage import takes
 
 
-@takes("cut")
+@takes("cut", "assigned")
 def masks(p: Program) -> Program:
     """`p` with such pairs of masks replaced."""
     return rebuild_kernels(p, _Masks)
@@ -41,7 +41,7 @@ class _Masks:
         if o.out in self.outer:
             return o.args[0]
         if o.out in self.named:
-            return b.op(o.kind, *o.args, name=self.named[o.out], line=o.line, **dict(o.attrs))
+            return b.op(o.kind, *o.args, name=self.named[o.out], line=o.line, agent=o.agent, **dict(o.attrs))
         if o.out in self.inner:
-            return b.op("strictly_lower", *o.args, name=o.out, line=o.line, **dict(o.attrs))
+            return b.op("strictly_lower", *o.args, name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
         return None
