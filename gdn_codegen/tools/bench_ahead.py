@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..ir.page import Algorithm
 from ..runtime.build import Build
 from .bench_calls import Auto, directions, ours_of
+from .configurations import compiled_side_by_side
 from .peer_ops import peers_of
 from .peers import Absent, Peer, Refused
 from .problems import problem
@@ -31,7 +32,7 @@ KEPT = ("FLA_CACHE_RESULTS", "TRITON_CACHE_AUTOTUNING")
 @dataclass(frozen=True)
 class FirstCall:
     """A call to be made once. who: a build, an op, or the name of a peer. algorithm: as `find` takes it. gates: one kind.
-    backward: whether gradients are computed, too."""
+    backward: whether gradients are computed, too. threads: of `compiled_side_by_side`, for a peer."""
 
     who: Build | Auto | str
     shape: Shape
@@ -42,6 +43,7 @@ class FirstCall:
     seed: int
     backward: bool = False
     device: str = "cuda"
+    threads: int = 1
 
     @property
     def name(self) -> str:
@@ -54,15 +56,14 @@ class FirstCall:
         """Make the call, and nothing of what cannot be called."""
         os.environ.update(dict.fromkeys(KEPT, "0"))
         x = problem(self.shape, self.dtype, *self.dims, self.gates, self.seed, self.device, self.algorithm)
+        peer = isinstance(self.who, str)
         prepare = peers_of(x.page)[self.who].prepare if isinstance(self.who, str) else ours_of(self.who, x)[2]
-        try:
+        with compiled_side_by_side(self.threads if peer else 1), contextlib.suppress(Absent, Refused):
             if self.backward:
                 directions(prepare, x)[1]()
             else:
                 with torch.no_grad():
                     prepare(x)()
-        except (Absent, Refused):
-            return
         if self.device == "cuda":
             torch.cuda.synchronize()
 
@@ -78,10 +79,13 @@ def first_calls(builds: Sequence[Build | Auto], shapes: Sequence[Shape], peers: 
 
 def compile_first(calls: Sequence[FirstCall], jobs: int | None) -> None:
     """Make the calls in processes, with a line on stderr as each ends. jobs: how many processes at a time, by default one for
-    each core that this process may use. A single call gains nothing, and is left to the row itself."""
-    jobs = min(jobs or len(os.sched_getaffinity(0)), len(calls))
+    each core that this process may use. A single call gains nothing, and is left to the row itself. Where there are more cores
+    than calls, peers compile in several threads each; in two at least, as rows of ours are done earlier."""
+    cores = jobs or len(os.sched_getaffinity(0))
+    jobs = min(cores, len(calls))
     if jobs < 2:
         return
+    calls = [replace(c, threads=max(2, cores // jobs)) for c in calls]
     _say(f"compiling for {len(calls)} rows in {jobs} processes (--jobs)")
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(_alone, c): c for c in calls}

@@ -24,6 +24,7 @@ from .bench_ahead import compile_first, first_calls
 from .bench_calls import Auto, directions
 from .bench_gpu import device_time, facts, kernel_rows, outcome, row, wall_time
 from .bench_table import best_peer
+from .configurations import compiled_side_by_side
 from .peer_ops import LIBRARIES
 from .peers import Peer, Problem, Run
 from .problems import gradients, problem, worst
@@ -64,14 +65,14 @@ def compared(prepare: Callable[[Problem], Run], problems: Sequence[Problem], lim
 
 
 def rows(s: Shape, ours: Sequence[Build | Auto], peers: Sequence[Peer], figures: Callable[[Callable[[Problem], Run], bool],
-         dict[str, Any]]) -> list[dict[str, Any]]:
+         dict[str, Any]], jobs: int | None = None) -> list[dict[str, Any]]:
     """The rows of a shape: the peers', then those of our ops. figures: (what prepares a call, whether it is ours) -> its figures.
-    A row without them has the reason."""
+    A row without them has the reason. jobs: threads in which configurations of a peer compile."""
     all_of_them = [*((p.name, p.version, p.note, p.prepare, False) for p in peers),
                    *((f"{a.target} auto", "", "", a.prepare, True) for a in ours if isinstance(a, Auto))]
     made = []
     for who, version, note, prepare, mine in all_of_them:
-        with under_way(f"{s.name}: {who}"):
+        with under_way(f"{s.name}: {who}"), compiled_side_by_side(1 if mine else jobs):
             made.append(outcome(row(s, who, version, note), partial(figures, prepare, mine)))
         torch.cuda.empty_cache()
     return made
@@ -128,7 +129,7 @@ def bench(ours: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[P
             if seeds is None:
                 return timed(prepare, problems[0], runs)
             return compared(prepare, problems, TOLERANCE[dtype] if mine else None)
-        here = rows(s, ours, peers, figures)
+        here = rows(s, ours, peers, figures, jobs)
         data["rows"] += here
         torch.cuda.empty_cache()
         if json_to is not None:

@@ -27,6 +27,7 @@ from ..runtime.targets import serves
 from .bench_ahead import compile_first, first_calls
 from .bench_calls import Auto, ours_of
 from .bench_gpu import check_build, facts, judged, outcome, row
+from .configurations import compiled_side_by_side
 from .peer_ops import LIBRARIES
 from .peers import Peer, Problem, Run
 from .problems import Reference, check_gates, head_errors, problem, reference, worst
@@ -103,7 +104,7 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     cells = list(product(todo, check_gates(gates)))
     for i, (s, kind) in enumerate(cells):
         drawn = [problem(s, dtype, *dims, kind, n, "cpu" if on_cpu else "cuda", page) for n in range(seed, seed + seeds)]
-        here = shape_rows(s, kind, [(x, reference(x, range(s.HV))) for x in drawn], builds, peers, on_cpu)
+        here = shape_rows(s, kind, [(x, reference(x, range(s.HV))) for x in drawn], builds, peers, on_cpu, jobs)
         data["rows"] += here
         if json_to is not None:
             cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
@@ -112,12 +113,12 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
 
 
 def shape_rows(s: Shape, gates: str, problems: Sequence[tuple[Problem, Reference]], builds: Sequence[Build | Auto],
-               peers: Sequence[Peer], on_cpu: bool) -> list[dict[str, Any]]:
+               peers: Sequence[Peer], on_cpu: bool, jobs: int | None = None) -> list[dict[str, Any]]:
     """The rows of a shape and a kind of gates: the peers', then ours. Errors of equal keys have no limit but numbers: rounding
-    alone makes them as large as a product with the inverse makes it."""
+    alone makes them as large as a product with the inverse makes it. jobs: threads in which configurations of a peer compile."""
     here, x = [], problems[0][0]
     for p in peers:
-        with under_way(f"{s.name}: {p.name}"):
+        with under_way(f"{s.name}: {p.name}"), compiled_side_by_side(jobs):
             here.append(measured({**row(s, p.name, p.version, p.note), "gates": gates}, p.prepare, problems, None))
     for wish in builds:
         b, who, prepare, _ = ours_of(wish, x)

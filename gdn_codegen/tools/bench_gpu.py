@@ -34,6 +34,7 @@ from ..schedule.contract import PLAIN
 from .bench_ahead import compile_first, first_calls
 from .bench_calls import Auto, ours_of
 from .bench_table import table
+from .configurations import compiled_side_by_side
 from .peer_ops import LIBRARIES
 from .peers import Absent, Peer, Problem, Refused, Run
 from .plots import gpu_plots, pyplot
@@ -270,7 +271,7 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     print(f"{data['facts']['gpu']}: {top.bytes / 1e12:.2f} TB/s of a copy, {top.flops / 1e12:.0f} TFLOP/s of a product",
           flush=True)
     for i, s in enumerate(todo):
-        here = shape_rows(s, problem(s, dtype, *dims, gates, seed, algorithm=page), builds, peers, runs, top)
+        here = shape_rows(s, problem(s, dtype, *dims, gates, seed, algorithm=page), builds, peers, runs, top, jobs)
         data["rows"] += here
         torch.cuda.empty_cache()
         if json_to is not None:
@@ -282,11 +283,11 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
 
 
 def shape_rows(s: Shape, x: Problem, builds: Sequence[Build | Auto], peers: Sequence[Peer], runs: int,
-               top: Ceilings) -> list[dict[str, Any]]:
-    """The rows of a shape: the peers', then ours."""
+               top: Ceilings, jobs: int | None = None) -> list[dict[str, Any]]:
+    """The rows of a shape: the peers', then ours. jobs: threads in which configurations of a peer compile."""
     want, rows = reference(x), []
     for p in peers:
-        with under_way(f"{s.name}: {p.name}"):
+        with under_way(f"{s.name}: {p.name}"), compiled_side_by_side(jobs):
             rows.append(measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None))
     for wish in builds:
         b, who, prepare, steps = ours_of(wish, x)

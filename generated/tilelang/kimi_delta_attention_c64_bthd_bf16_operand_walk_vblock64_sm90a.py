@@ -14,6 +14,7 @@ import platform
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
@@ -1927,13 +1928,14 @@ class Plan:
         batched = not self.packed and self.tokens > 0
         sizes = (self.sequences, self.tokens, int(batched), self.heads, self.value_heads, self.slots,
                  *((self.parts, self.span) if t.part_cost is not None else ()))
+        skipped = (*(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens else ()))
+        instances = {row[0]: counts[row[1]] * self.value_heads * row[2] for row in t.kernels if row[0] not in skipped}
+        if together := getattr(self.host.launcher, "together", None):
+            together(tuple(n for n, count in instances.items() if count), self.device)
         found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
-        for name, grid, blocks, tensors, scalars in t.kernels:
-            if (name in t.summaries and not self.summed) or (name in t.bounds and self.span * t.chunk >= self.tokens):
-                continue
-            instances = counts[grid] * self.value_heads * blocks
-            if instances:
-                launch = self.host.launcher(name, instances, sizes, [self.ints[n] for n in t.ints[name]], self.device)
+        for name, _, _, tensors, scalars in t.kernels:
+            if count := instances.get(name):
+                launch = self.host.launcher(name, count, sizes, [self.ints[n] for n in t.ints[name]], self.device)
                 found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))
         return found
 
@@ -2949,6 +2951,11 @@ def _cpu_flags() -> list[str]:
     return ["-O2", "-ftree-vectorize", "-march=native", "-fno-math-errno", "-fno-trapping-math", f"-DPROCESSOR_{kind}"]
 
 
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _as_data(run: Any, fixed: Sequence[int], tensors: int, numbers: int) -> tuple[Any, ...]:
     """A launch as data, for the native launcher: the function, no grid, its parameters, and what keeps it.
 
@@ -2979,6 +2986,7 @@ class TileLangLauncher:
         self.compiling = threading.Lock()
         self.for_cpu = functools.cache(self._compile_for_cpu)
         self.loaded = functools.cache(self._load)
+        self.together = functools.cache(self._together)
 
     def __call__(self, name: str, instances: int, sizes: Sequence[int], ints: Sequence[int], device: torch.device
                  ) -> Callable[[Sequence[Any], Any, Sequence[float]], None]:
@@ -2986,13 +2994,11 @@ class TileLangLauncher:
         if self.arch and device.type != "cuda":
             _fail(self.tables.inputs[0][0], f"device {device}", f"a CUDA device (this module was built for {self.arch})")
         fixed = (sizes[2], *(sizes[6:] if self.tables.kernel(name)[1] == "parts" else ()), *ints)
+        with self.compiling:
+            made = self.ready(name, device)
         if device.type == "cpu":
-            with self.compiling:
-                self.for_cpu(name)
             return lambda tensors, cu, scalars: self.run_on_cpu(name, tensors, (cu, *fixed, *scalars))
-        with self.compiling, torch.cuda.device(device):
-            arch = self.arch or "sm_" + nvcc.get_target_arch(torch.cuda.get_device_capability(device))
-            run = self.loaded(name, arch).main  # without TileLang's wrapper, which costs time
+        run = made.main  # without TileLang's wrapper, which costs time
         if self.arch and not sizes[1]:  # a copy of a tile describes the whole tensor, which has no empty dim
             return lambda tensors, cu, scalars: run(*map(_with_rows, tensors), cu, *fixed, *scalars)
 
@@ -3005,6 +3011,30 @@ class TileLangLauncher:
         chosen = launch_strided if self.tables.strided else launch
         chosen.compiled = functools.partial(_as_data, run, fixed)  # type: ignore[attr-defined]
         return chosen
+
+    def ready(self, name: str, device: torch.device) -> Any:
+        """The kernel, compiled for the device."""
+        if device.type == "cpu":
+            return self.for_cpu(name)
+        with torch.cuda.device(device):
+            return self.loaded(name, self.arch or "sm_" + nvcc.get_target_arch(torch.cuda.get_device_capability(device)))
+
+    def _together(self, names: tuple[str, ...], device: torch.device) -> None:
+        """Compile the kernels of a call side by side, of which each would wait for the one before. TileLang holds its state for
+        each thread, runs its passes without Python's lock, and nvcc and gcc are processes of their own. Raises the error of the
+        first of `names` that has one. What is then under way ends by itself."""
+        threads = min(len(names), _cores())
+        if threads < 2 or (self.arch and device.type != "cuda"):
+            return
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # other threads keep away from the device
+            return
+        with self.compiling:
+            pool = ThreadPoolExecutor(threads)
+            try:
+                for made in [pool.submit(self.ready, name, device) for name in names]:
+                    made.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def program(self, name: str, cpu: bool = False) -> Any:
         """The kernel's program for TileLang."""

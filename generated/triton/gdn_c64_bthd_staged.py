@@ -1306,13 +1306,14 @@ class Plan:
         batched = not self.packed and self.tokens > 0
         sizes = (self.sequences, self.tokens, int(batched), self.heads, self.value_heads, self.slots,
                  *((self.parts, self.span) if t.part_cost is not None else ()))
+        skipped = (*(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens else ()))
+        instances = {row[0]: counts[row[1]] * self.value_heads * row[2] for row in t.kernels if row[0] not in skipped}
+        if together := getattr(self.host.launcher, "together", None):
+            together(tuple(n for n, count in instances.items() if count), self.device)
         found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
-        for name, grid, blocks, tensors, scalars in t.kernels:
-            if (name in t.summaries and not self.summed) or (name in t.bounds and self.span * t.chunk >= self.tokens):
-                continue
-            instances = counts[grid] * self.value_heads * blocks
-            if instances:
-                launch = self.host.launcher(name, instances, sizes, [self.ints[n] for n in t.ints[name]], self.device)
+        for name, _, _, tensors, scalars in t.kernels:
+            if count := instances.get(name):
+                launch = self.host.launcher(name, count, sizes, [self.ints[n] for n in t.ints[name]], self.device)
                 found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))
         return found
 

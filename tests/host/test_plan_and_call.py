@@ -43,6 +43,27 @@ def test_kernels_get_their_tensors_instances_and_numbers():
     assert o is tensors[3] and o.shape == (1, 6, 4, 8) and final is tensors[4] and final.shape == (1, 4, 8, 8)
 
 
+def test_a_launcher_hears_of_all_kernels_of_a_call_before_the_first():
+    """And of none that the call does not launch."""
+    said = []
+
+    class Launcher:
+        def together(self, names, device):
+            said.append((names, device))
+
+        def __call__(self, name, *about):
+            said.append(name)
+            return lambda tensors, ends, numbers: None
+    row = TABLES.kernels[1]
+    more = (*TABLES.kernels, ("folded", *row[1:]), ("none", row[1], 0, *row[3:]))
+    host, _ = hosted(replace(TABLES, kernels=more, summaries=("folded",), ints={**TABLES.ints, "folded": (), "none": ()}))
+    host.launcher = Launcher()
+    for tokens in (6, 6, 0):
+        called(host, tokens)
+    cpu = torch.device("cpu")
+    assert said == [(("W", "o"), cpu), "W", "o", (("W", "o"), cpu), "W", "o"]
+
+
 def test_a_kind_of_call_is_prepared_once_and_a_final_state_that_nobody_wants_is_none():
     host, seen = hosted()
     for tokens in (6, 6, 9):

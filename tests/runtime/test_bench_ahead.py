@@ -1,5 +1,6 @@
 """What `bench` compiles before it measures: first calls in processes of their own."""
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from gdn_codegen.schedule import varied
 from gdn_codegen.tools import bench_ahead
 from gdn_codegen.tools.bench_ahead import FirstCall, compile_first, first_calls
 from gdn_codegen.tools.bench_calls import Auto
-from gdn_codegen.tools.peer_ops import OPS, rivals
+from gdn_codegen.tools.peer_ops import OPS, peers_of, rivals
+from gdn_codegen.tools.peers import Peer
 from gdn_codegen.tools.shapes import Shape
 
 TWO = (Shape("one", (20,), 1, 1), Shape("two", (9, 3), 1, 2))
@@ -52,6 +54,51 @@ def test_processes_leave_what_rows_then_find(monkeypatch, tmp_path, capfd):
 def test_nothing_to_gain(calls, jobs, monkeypatch):
     monkeypatch.setattr(bench_ahead, "_alone", lambda c: pytest.fail("a process"))
     compile_first(calls, jobs)
+
+
+@pytest.mark.parametrize("calls, jobs, threads", [(2, 8, 4), (3, 8, 2), (5, 3, 2)])
+def test_cores_that_are_left_are_threads(calls, jobs, threads, monkeypatch):
+    made = []
+    monkeypatch.setattr(bench_ahead, "_alone", made.append)
+    compile_first([CALL] * calls, jobs)
+    assert [c.threads for c in made] == [threads] * calls
+
+
+@pytest.fixture
+def within(monkeypatch):
+    """The threads of the contexts in which a row is."""
+    from gdn_codegen.tools import bench_backward, bench_errors, bench_gpu
+    inside = []
+
+    @contextmanager
+    def entered(threads):
+        inside.append(threads)
+        yield
+        inside.pop()
+    for m in (bench_ahead, bench_backward, bench_errors, bench_gpu):
+        monkeypatch.setattr(m, "compiled_side_by_side", entered)
+    return inside
+
+
+def test_configurations_of_peers_compile_in_threads(within, monkeypatch):
+    """In first calls, and where rows are measured; ours have none."""
+    from gdn_codegen.tools import bench_backward, bench_errors, bench_gpu
+    seen, peer = [], peers_of(GDN)["fla"]
+    monkeypatch.setattr(Peer, "prepare", lambda self, x: lambda: seen.append(list(within)))
+    monkeypatch.setattr(bench_ahead, "ours_of", lambda who, x: (None, None, Peer.prepare.__get__(peer)))
+    for who in ("fla", CALL.who):
+        replace(CALL, who=who, threads=3).make()
+    assert seen == [[3], [1]]
+    auto, row = Auto(OPS["gated_delta_rule"], "triton"), lambda *a: {"within": list(within)}
+    for m in (bench_gpu, bench_errors):
+        monkeypatch.setattr(m, "measured", row)
+        monkeypatch.setattr(m, "ours_of", lambda who, x: (CALL.who, "ours", str, 1))
+    monkeypatch.setattr(bench_gpu, "reference", lambda x: None)
+    one = TWO[0]
+    found = [bench_gpu.shape_rows(one, None, [CALL.who], [peer], 1, None, 5),
+             bench_errors.shape_rows(one, "layer", [(None, None)], [CALL.who], [peer], False, 5)]
+    assert found == [[{"within": [5]}, {"within": []}]] * 2
+    assert [r["within"] for r in bench_backward.rows(one, [auto], [peer], row, 5)] == [[5], [1]]
 
 
 def test_jobs_that_mean_nothing(capsys):

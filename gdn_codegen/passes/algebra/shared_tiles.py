@@ -62,6 +62,7 @@ class _Shared:
     parts: list[Product] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        """Finds the sums of tiles, and what changes."""
         self.ops, self.b = [o for o in self.p.walk.body if isinstance(o, Op)], walk_body(self.p)
         self.defs = {o.out: o for o in self.ops if o.out}
         self.sums = [o for o in self.ops if o.kind in SUMS and self.is_tile(o.args[0])]
@@ -122,7 +123,7 @@ class _Shared:
 
     def scaled(self, out: str, x: Product, scales: tuple[str, ...], line: Line, name: str) -> str:
         """Append `out` times these factors, with the sign of `x`, as the value `name`."""
-        todo = [("mul", a) for a in scales] + [("neg", "")] * x.negative
+        todo = [*(("mul", a) for a in scales), *([("neg", "")] if x.negative else [])]
         for n, (kind, a) in enumerate(todo, 1):
             out = self.b.op(kind, *([a] if a else []), out, name=name if n == len(todo) else "", line=line)
         return out if todo else self.b.op("mul", out, self.b.op("const", value=1.0, line=line), name=name, line=line)
