@@ -11,7 +11,7 @@ from .agents import ASSIGNMENTS
 FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution", "state_solution",
-         "right_side", "operand", "keyed", "pair", "summand", "factor", "score", "late_score", "keyless", "early",
+         "right_side", "operand", "keyed", "update", "pair", "summand", "factor", "score", "late_score", "keyless", "early",
          "early_keyless", "sum", "tile")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")

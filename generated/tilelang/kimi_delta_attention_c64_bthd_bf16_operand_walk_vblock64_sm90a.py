@@ -509,18 +509,18 @@ DEVICE_FUNCTIONS = {
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
-def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
+def operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
 
     @T.prim_func
-    def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(
+    def operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel(
         q_in: T.Tensor((B, L, H, K), t.bfloat16),
         k_in: T.Tensor((B, L, H, K), t.bfloat16),
         g_in: T.Tensor((B, L, HV, K), T.float32),
         beta_in: T.Tensor((B, L, HV), T.float32),
+        operand_of_o_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
         exp_G_k_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
         Tinv_below_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
-        operand_of_o_beta_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
         exp_G_q_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
         chunk_decay_ws: T.Tensor((slots, HV, K), T.float32),
         k_decay_to_end_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
@@ -561,13 +561,13 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
             identity_bf16 = t.shared((C, C), t.bfloat16)
             identity_product = t.fragment((C, C), T.float32)
             q_kT = t.fragment((C, C), T.float32)
+            operand_of_o_bf16 = t.fragment((C, C), t.bfloat16)
+            operand_of_o_bf16_out = t.staged((C, C), t.bfloat16)
             beta_scaled_unmasked_bf16 = t.fragment((C, C), t.bfloat16)
             exp_G = t.fragment((C, K), T.float32)
             exp_G_k_bf16 = t.fragment((C, K), t.bfloat16)
             exp_G_k_bf16_out = t.staged((C, K), t.bfloat16)
             Tinv_below_bf16 = t.staged((C, C), t.bfloat16)
-            operand_of_o_beta_bf16 = t.fragment((C, C), t.bfloat16)
-            operand_of_o_beta_bf16_out = t.staged((C, C), t.bfloat16)
             exp_G_q_bf16 = t.fragment((C, K), t.bfloat16)
             exp_G_q_bf16_out = t.staged((C, K), t.bfloat16)
             last_G = t.shared((K,), T.float32)
@@ -736,10 +736,18 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
                 # identity = eye()
                 for i, j in t.parallel(C, C):
                     identity_bf16[i, j] = T.if_then_else(i == j, 1.0, 0.0)
-                # operand_of_o_beta = (strictly_lower(k_exp_G_to_2_2_sum.T @ identity) + (q @ k.T) * identity) *
-                # beta[None, :]
+                # operand_of_o = strictly_lower(k_exp_G_to_2_2_sum.T @ identity) + (q @ k.T) * identity
                 t.gemm(k_exp_G_to_2_2_sum_bf16, identity_bf16, identity_product, transpose_A=True)
                 t.gemm(q, k, q_kT, transpose_B=True)
+                for i, j in t.parallel(C, C):
+                    operand_of_o_bf16[i, j] = T.if_then_else(
+                        i > j,
+                        identity_product[i, j],
+                        0.0,
+                    ) + q_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
+                t.copy(operand_of_o_bf16, operand_of_o_bf16_out)
+                for i, j in t.parallel(C, C):
+                    operand_of_o_ws[slot, hv, i, j] = operand_of_o_bf16_out[i, j]
                 # A = strictly_lower(strictly_lower(k_exp_G_to_2_2_sum) * beta[None, :])
                 for i, j in t.parallel(C, C):
                     beta_scaled_unmasked_bf16[i, j] = k_exp_G_to_2_2_sum[i, j] * beta[j]
@@ -758,19 +766,6 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
                 t.whole_inverses((Tinv_below_bf16,), (None,), strict=True)
                 for i, j in t.parallel(C, C):
                     Tinv_below_ws[slot, hv, i, j] = Tinv_below_bf16[i, j]
-                # operand_of_o_beta = (strictly_lower(k_exp_G_to_2_2_sum.T @ identity) + (q @ k.T) * identity) *
-                # beta[None, :]
-                for i, j in t.parallel(C, C):
-                    operand_of_o_beta_bf16[i, j] = (
-                        T.if_then_else(
-                            i > j,
-                            identity_product[i, j],
-                            0.0,
-                        ) + q_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
-                    ) * beta[j]
-                t.copy(operand_of_o_beta_bf16, operand_of_o_beta_bf16_out)
-                for i, j in t.parallel(C, C):
-                    operand_of_o_beta_ws[slot, hv, i, j] = operand_of_o_beta_bf16_out[i, j]
                 # exp_G_q = q * exp_G
                 for i, j in t.parallel(C, K):
                     exp_G_q_bf16[i, j] = T.cast(q[i, j], T.float32) * exp_G[i, j]
@@ -789,7 +784,7 @@ def exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel(t):
                 for i, j in t.parallel(C, K):
                     k_decay_to_end_ws[slot, hv, i, j] = k_decay_to_end_bf16_out[i, j]
 
-    return exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel
+    return operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel
 
 
 def o_S_kernel(t):
@@ -804,9 +799,9 @@ def o_S_kernel(t):
         o_out: T.Tensor((B, L, HV, V), t.bfloat16),
         initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
         final_state_out: T.Tensor((n_final_state, HV, K, V), T.float32),
+        operand_of_o_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
         exp_G_k_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
         Tinv_below_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
-        operand_of_o_beta_ws: T.Tensor((slots, HV, C, C), t.bfloat16),
         exp_G_q_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
         chunk_decay_ws: T.Tensor((slots, HV, K), T.float32),
         k_decay_to_end_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
@@ -832,7 +827,7 @@ def o_S_kernel(t):
             beta = T.alloc_shared((2, C), T.float32)
             chunk_decay = T.alloc_shared((2, K), T.float32)
             k_decay_to_end = T.alloc_shared((2, C, K), t.bfloat16)
-            operand_of_o_beta = T.alloc_shared((2, C, C), t.bfloat16)
+            operand_of_o = T.alloc_shared((2, C, C), t.bfloat16)
             exp_G_q = T.alloc_shared((2, C, K), t.bfloat16)
             S_bf16 = t.fragment((BV, K), t.bfloat16)
             exp_G_k_S = t.fragment((BV, C), T.float32)
@@ -840,9 +835,8 @@ def o_S_kernel(t):
             U_unscaled = t.fragment((BV, C), T.float32)
             v_minus_exp_G_k_S_bf16 = t.fragment((BV, C), t.bfloat16)
             beta_row = t.fragment((C,), T.float32)
-            chunk_decay_row = t.fragment((K,), T.float32)
             U_bf16 = t.fragment((BV, C), t.bfloat16)
-            U_unscaled_bf16 = t.fragment((BV, C), t.bfloat16)
+            chunk_decay_row = t.fragment((K,), T.float32)
             o_sum = t.fragment((BV, C), T.float32)
             o_bf16 = t.fragment((BV, C), t.bfloat16)
             o_bf16_shared = t.staged((C, BV), t.bfloat16)
@@ -895,7 +889,7 @@ def o_S_kernel(t):
                         U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_k_S[i, j]
                     for i, j in t.as_sums(BV, C):
                         v_minus_exp_G_k_S_bf16[i, j] = U_unscaled[i, j]
-                    # U_unscaled = v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S
+                    # U = beta[:, None] * (v_minus_exp_G_k_S + Tinv_below @ v_minus_exp_G_k_S)
                     T.gemm(
                         v_minus_exp_G_k_S_bf16,
                         Tinv_below[chunk % 2, :, :],
@@ -904,20 +898,17 @@ def o_S_kernel(t):
                         policy=T.GemmWarpPolicy.FullRow,
                     )
                     T.copy(beta[chunk % 2, :], beta_row)
-                    T.copy(chunk_decay[chunk % 2, :], chunk_decay_row)
-                    # U = beta[:, None] * U_unscaled
                     for i, j in t.as_sums(BV, C):
                         U_bf16[i, j] = beta_row[j] * U_unscaled[i, j]
+                    T.copy(chunk_decay[chunk % 2, :], chunk_decay_row)
                     # S = chunk_decay[:, None] * S + k_decay_to_end.T @ U
                     for i, j in t.parallel(BV, K):
                         S[i, j] = chunk_decay_row[j] * S[i, j]
                     T.gemm(U_bf16, k_decay_to_end[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
-                    for i, j in t.as_sums(BV, C):
-                        U_unscaled_bf16[i, j] = U_unscaled[i, j]
-                    # o = scale * (operand_of_o_beta @ U_unscaled + exp_G_q @ S)
+                    # o = scale * (operand_of_o @ U + exp_G_q @ S)
                     T.gemm(
-                        U_unscaled_bf16,
-                        operand_of_o_beta[chunk % 2, :, :],
+                        U_bf16,
+                        operand_of_o[chunk % 2, :, :],
                         o_sum,
                         transpose_B=True,
                         clear_accum=True,
@@ -982,8 +973,8 @@ def o_S_kernel(t):
                             barrier=exp_G_k_ready[chunk % 2],
                         )
                         T.tma_copy(
-                            operand_of_o_beta_ws[slot, hv, 0:C, 0:C],
-                            operand_of_o_beta[chunk % 2, :, :],
+                            operand_of_o_ws[slot, hv, 0:C, 0:C],
+                            operand_of_o[chunk % 2, :, :],
                             barrier=exp_G_k_ready[chunk % 2],
                         )
                         T.tma_copy(
@@ -3121,10 +3112,10 @@ TABLES = Tables(
         ("o", (128,), "bfloat16"),
     ),
     kernels=(
-        ("exp_G_k_Tinv_below_operand_of_o_beta_and_3_more", "chunks", 1, ("q", "k", "g", "beta", "exp_G_k_ws", "Tinv_below_ws", "operand_of_o_beta_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"), ()),
-        ("o_S", "sequences", 2, ("v", "beta", "o", "initial_state", "final_state", "exp_G_k_ws", "Tinv_below_ws", "operand_of_o_beta_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"), ("scale",)),
+        ("operand_of_o_exp_G_k_Tinv_below_and_3_more", "chunks", 1, ("q", "k", "g", "beta", "operand_of_o_ws", "exp_G_k_ws", "Tinv_below_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"), ()),
+        ("o_S", "sequences", 2, ("v", "beta", "o", "initial_state", "final_state", "operand_of_o_ws", "exp_G_k_ws", "Tinv_below_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"), ("scale",)),
     ),
-    ints={"exp_G_k_Tinv_below_operand_of_o_beta_and_3_more": (), "o_S": ("has_initial_state", "has_final_state", "clear_o")},
+    ints={"operand_of_o_exp_G_k_Tinv_below_and_3_more": (), "o_S": ("has_initial_state", "has_final_state", "clear_o")},
     scalars={"scale": 0.08838834764831845},
     initial=(
         ("initial_state", (128, 128)),
@@ -3133,9 +3124,9 @@ TABLES = Tables(
         ("final_state", (128, 128)),
     ),
     workspaces=(
+        ("operand_of_o_ws", (64, 64), "bfloat16"),
         ("exp_G_k_ws", (64, 128), "bfloat16"),
         ("Tinv_below_ws", (64, 64), "bfloat16"),
-        ("operand_of_o_beta_ws", (64, 64), "bfloat16"),
         ("exp_G_q_ws", (64, 128), "bfloat16"),
         ("chunk_decay_ws", (128,), "float32"),
         ("k_decay_to_end_ws", (64, 128), "bfloat16"),
@@ -3145,10 +3136,10 @@ TABLES = Tables(
 )
 _launcher = TileLangLauncher(
     TABLES, __file__, {
-        "exp_G_k_Tinv_below_operand_of_o_beta_and_3_more": exp_G_k_Tinv_below_operand_of_o_beta_and_3_more_kernel,
+        "operand_of_o_exp_G_k_Tinv_below_and_3_more": operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel,
         "o_S": o_S_kernel,
     }, DEVICE_FUNCTIONS, stored={
-        "exp_G_k_Tinv_below_operand_of_o_beta_and_3_more": ["exp_G_k_ws", "Tinv_below_ws", "operand_of_o_beta_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"],
+        "operand_of_o_exp_G_k_Tinv_below_and_3_more": ["operand_of_o_ws", "exp_G_k_ws", "Tinv_below_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"],
         "o_S": ["o", "final_state"],
     }, groups=["o_S"], arch="sm_90a")
 HOST = Host(TABLES, _launcher)

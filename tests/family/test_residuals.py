@@ -43,10 +43,12 @@ def products(b):
 
 @pytest.mark.parametrize("page, schedule, words, gates, limits", [
     ("gla", "operand_walk", "@state,@pair", "layer", (0.87, 1.001)),
+    ("gated_delta_rule_2", "operand_walk", "@update", "alike", (0.85, 0.85)),
+    pytest.param("kimi_delta_attention", "operand_walk", "@update", "alike", (0.85, 0.95), marks=pytest.mark.slow),
     pytest.param("rwkv7", "operand_walk", "@right_side,@solution", "0", (0.97, 0.8), marks=pytest.mark.long),
     pytest.param("delta_rule", "fused_walk", "@right_side,@solution", "alike", (0.75, 0.75), marks=pytest.mark.slow)])
 def test_errors_that_a_second_part_takes_away(page, schedule, words, gates, limits):
-    """With the roles that dispatch gives these pages on Hopper."""
+    """With the roles that dispatch gives these pages on Hopper, and with `@update`."""
     before, after = (errors(page, "tilelang", varied(schedule, "sm_90a", residuals=x), gates, "sm_90a") for x in ("", words))
     assert all(y < limit * x for x, y, limit in zip(before, after, limits, strict=True)), (before, after)
 

@@ -143,7 +143,14 @@ def test_roles_of_gated_delta_rule(form, own):
     assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",),
                         "summand": own["offset"], "early": own["offset"], "early_keyless": own["offset"],
                         "factor": (), "score": (), "late_score": (), "keyless": ("o",), "sum": (), "tile": ("o",),
-                        "pair": (own["operand"][-2],), "keyed": own["weight"], "state_solution": own["solution"], **own}
+                        "pair": (own["operand"][-2],), "keyed": own["weight"], "state_solution": own["solution"],
+                        "update": (), **own}
+
+
+@pytest.mark.parametrize("page, update", [("kimi_delta_attention", ("k_decay_to_end",)), ("rwkv7", ("to_end_b",)), ("gla", ())])
+def test_an_update_multiplies_what_depends_on_a_state(page, update):
+    """In `gla` the decayed k multiplies v, and nothing that comes from the state. exp(G) k multiplies the state itself."""
+    assert roles(rewrite(find(page).trace(), Schedule("own", (("@output", "@state"),), form="unit")))["update"] == update
 
 
 def test_a_role_with_a_star_gives_each_of_several_values_a_kernel():

@@ -11,6 +11,7 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - operand: what a walk needs, if it computes only values that depend on a state, and tiles that these read otherwise than as an
   operand of a product: the operands of products and the vectors that it reads, and that depend on no state.
 - pair: an operand with a number for each pair of tokens that is no inverse. keyed: an operand with the dim K.
+- update: an operand that multiplies, in a sum over tokens, what depends on a state, where a next state depends on that product.
 - summand: a tile of tokens that depends on no state, and is added to one on which the next state depends.
 - factor: a tile of tokens x tokens that depends on no state, and multiplies one that does, entry by entry.
 - score, late_score: a product over V of two tiles of tokens: a number for each pair of tokens. A late one depends on a state.
@@ -25,7 +26,7 @@ from ...ir.core import Op, Program, types, uses
 from ...ir.ops import OPS
 from ...schedule.schedule import ROLES
 from .groups import keeps_state
-from .sums import scores, sums
+from .sums import factors, scores, sums
 
 
 def roles(p: Program) -> dict[str, tuple[str, ...]]:
@@ -71,6 +72,7 @@ class _Roles:
             "right_side": {a for o in self.products(inverses) for a in o.args if a in self.waits}, "operand": self.operands(),
             "summand": self.summands(), "factor": self.factors(), "sum": set(sums(self.ops, self.waits)),
             "keyed": {n for n in self.operands() if "K" in self.type[n].dims},
+            "update": factors(self.ops, self.waits & self.needed, {self.type[n].dims for n in self.states}) & self.operands(),
             "pair": {n for n in self.operands() - inverses if self.type[n].dims == ("C", "C")},
             "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)

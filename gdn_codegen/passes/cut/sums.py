@@ -1,4 +1,4 @@
-"""sums: sums of tiles, and products that sum over V, which a kernel may store for a later one. `roles` uses it."""
+"""sums: sums of tiles, products that sum over V, which a kernel may store for a later one, and factors. `roles` uses it."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -26,3 +26,8 @@ def scores(ops: Sequence[Op]) -> set[str]:
     dims = {o.out: o.type.dims for o in ops if o.type}
     return {o.out for o in ops if o.kind == "matmul" and dims[o.out] == ("C", "C")
             and dims.get(o.args[0], ())[0 if o.attr("ta") else 1:][:1] == ("V",)}
+
+
+def factors(ops: Sequence[Op], among: Collection[str], dims: Collection[tuple[int | str, ...]]) -> set[str]:
+    """The operands of products that are values of `among` and have one of these dims."""
+    return {a for o in ops if o.kind == "matmul" and o.out in among and o.type and o.type.dims in dims for a in o.args}
