@@ -75,10 +75,10 @@ class Asked:
     def residuals(self) -> dict[str, str]:
         """The field `residuals` for pages whose errors would be the largest without it. docs/performance/errors.md has its price.
         Where nothing bounds what a state keeps, roundings of solutions add up in it. With a decay for each channel and no
-        inverse, those of scores and of the state are most of the error."""
-        if self.inverts:
-            return {} if self.bounded else {"residuals": "@right_side,@solution"}
-        return {"residuals": "@state,@pair"} if self.channels else {}
+        inverse, those of scores and of the state are most of the error; with an inverse and equal keys, those of decayed k."""
+        if self.inverts and not self.bounded:
+            return {"residuals": "@right_side,@solution"}
+        return {"residuals": "@update" if self.inverts else "@state,@pair"} if self.channels else {}
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ def test_what_only_outputs_read_has_one_slot_where_rings_do_not_fit():
 
 
 #: What dispatch asks for, as errors would be the largest without it.
-RESIDUALS = {"gla": "@state,@pair", "rwkv7": "@right_side,@solution"}
+RESIDUALS = {"gla": "@state,@pair", "rwkv7": "@right_side,@solution",
+             "kimi_delta_attention": "@update", "gated_delta_rule_2": "@update"}
 
 
 @pytest.mark.parametrize("page, walks, want", [

@@ -126,14 +126,17 @@ def test_dispatch_asks_for_second_parts_where_errors_need_them(few, shape_class)
         return {c.schedule.residuals for c in found if isinstance(c.schedule, Schedule)}
     for target in ("tilelang", "triton"):
         assert words(target) == words(target, inverts=True, bounded=True) == {""}
-        assert words(target, inverts=True, channels=True, bounded=True) == {""}
         assert "@state,@pair" in words(target, channels=True)
+    assert words("tilelang", inverts=True, channels=True, bounded=True) == {"@update"}
+    assert words("triton", inverts=True, channels=True, bounded=True) == {""}
     assert words("tilelang", inverts=True) == words("tilelang", inverts=True, channels=True) == {"@right_side,@solution"}
     assert words("triton", inverts=True) == words("triton", inverts=True, channels=True) == {""}
 
 
 @pytest.mark.parametrize("page, target, want", [
-    ("delta_rule", "tilelang", "@right_side,@solution"), ("gated_delta_rule", "tilelang", ""), ("gla", "triton", "@state,@pair")])
+    ("delta_rule", "tilelang", "@right_side,@solution"), ("gated_delta_rule", "tilelang", ""), ("gla", "triton", "@state,@pair"),
+    ("kimi_delta_attention", "tilelang", "@update"), ("gated_delta_rule_2", "tilelang", "@update"),
+    ("rwkv7", "tilelang", "@right_side,@solution")])
 @pytest.mark.parametrize("few", [True, False])
 def test_what_a_call_gets(page, target, want, few, unchecked):
     options = choose.modelled(Build(target, algorithm=page, dtype="bfloat16"), "sm_90a", few, (0, 4, 15), None)
