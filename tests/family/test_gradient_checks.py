@@ -77,8 +77,8 @@ def test_states_with_their_dims_in_the_other_order_pass(kind: str) -> None:
 BROKEN = {
     "the order of chunks": ("gradient", r"t = tl\.cdiv\(length, C\) \* C - C - passed", "t = passed"),
     "a slot": ("gradient", r"slot = start // C \+ n \+ t // C", "slot = start // C + n"),
-    "a sign": ("gradient", r"-\(beta\[:, None\] \* Tinv_product_UT \* D\)", "(beta[:, None] * Tinv_product_UT * D)"),
-    "a mask": ("gradient", r"tl\.where\(i_C\[:, None\] > i_C\[None, :\], (-\(beta.*?), 0\.0\)", r"\1"),
+    "a sign": ("gradient", r"-\(beta\[:, None\] \* Tinv_strictly_lower\)", "(beta[:, None] * Tinv_strictly_lower)"),
+    "a mask": ("gradient", r"tl\.where\(i_C\[:, None\] > i_C\[None, :\], (Tinv_product_UT \* D), 0\.0\)", r"\1"),
     "a saved state": ("saving", r"(S_chunks_ptr .*), S\)", r"\1, 0 * S)"),
 }
 

@@ -29,7 +29,7 @@ OWN = {"N", "T", "H", "HV", "b", "n", "h", "hv", "h_1", "hv_1", "t", "c", "item"
        "switch", "template", "throw", "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile"}
 
 #: Names of PTO-ISA, of the compiler and of the C library that the text uses, by what they begin with, and types of tiles.
-THEIRS = re.compile(r"T[A-Z]{3}|PIPE_|EVENT_ID|CAST_|u?int\d|[gs]et_|wait_flag|pipe_|ffts_|reinterpret_cast|NULL|DYNAMIC|"
+THEIRS = re.compile(r"T[A-Z]{3}|PIPE_|EVENT_ID|CAST_|u?int\d|get_|set_|wait_flag|pipe_|ffts_|reinterpret_cast|NULL|DYNAMIC|"
                     r"(bfloat16_t|Gm|AICORE|PTO_\w+|(Ub|L1|Acc|Tile|Round)[A-Z]\w*)$")
 
 
