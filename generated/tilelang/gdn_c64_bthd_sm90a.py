@@ -2821,7 +2821,7 @@ class TileLangLauncher:
         self.tables, self.file, self.kernels, self.functions, self.stored = tables, file, kernels, functions, stored
         self.arch = arch
         self.passes = {n: {**self.PASSES, **({"tl.disable_thread_storage_sync": True} if n in groups else {})} for n in kernels}
-        self.compiling = threading.Lock()
+        self.compiling, self.tracing = threading.Lock(), threading.Lock()
         self.for_cpu = functools.cache(self._compile_for_cpu)
         self.loaded = functools.cache(self._load)
         self.together = functools.cache(self._together)
@@ -2875,8 +2875,10 @@ class TileLangLauncher:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def program(self, name: str, cpu: bool = False) -> Any:
-        """The kernel's program for TileLang."""
-        return self.kernels[name](self.functions["cpu" if cpu else "cuda"])
+        """The kernel's program for TileLang. One thread traces at a time: it parses Python, of which CPython 3.11 says now and then
+        that the "AST constructor recursion depth" does not match if two threads do so."""
+        with self.tracing:
+            return self.kernels[name](self.functions["cpu" if cpu else "cuda"])
 
     def library(self, name: str, arch: str) -> str:
         """The path of a kernel compiled ahead for an architecture (gdn_codegen build --compile), in a folder beside this module.

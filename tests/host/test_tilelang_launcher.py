@@ -152,6 +152,21 @@ def test_an_interrupt_does_not_wait_for_a_compiler(two_cores, monkeypatch):
     assert sorted(begun) == ["o", "p"]
 
 
+def test_one_thread_traces_at_a_time(two_cores, monkeypatch):
+    """CPython 3.11 raises SystemError now and then where two threads parse. The compiler is outside."""
+    made, inside, most, both = launcher(None, monkeypatch), [], [], threading.Barrier(2)
+
+    def traced(functions):
+        inside.append(functions)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+    made.kernels, made.functions = dict.fromkeys("op", traced), {"cpu": None}
+    made.for_cpu = lambda name: (made.program(name, cpu=True), both.wait(60))
+    made.together(("o", "p"), CPU)
+    assert most == [1, 1]
+
+
 @pytest.mark.parametrize("names, device, arch, cores, capturing", [
     (("o",), CPU, "", 2, False), ((), CPU, "", 2, False), (("o", "p"), CPU, "", 1, False), (("o", "p"), CPU, "sm_90a", 2, False),
     (("o", "p"), GPU, "sm_90a", 2, True)], ids=["one", "none", "one core", "another device", "a graph that is captured"])
