@@ -142,8 +142,8 @@ class TileLangLauncher:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def program(self, name: str, cpu: bool = False) -> Any:
-        """The kernel's program for TileLang. One thread traces at a time: where two parse Python, CPython 3.11 now and then raises
-        SystemError, "AST constructor recursion depth mismatch"."""
+        """The kernel's program for TileLang. One thread traces at a time: where two parse Python, CPython 3.11 now and then
+        raises SystemError, "AST constructor recursion depth mismatch"."""
         with self.tracing:
             return self.kernels[name](self.functions["cpu" if cpu else "cuda"])
 

@@ -2925,8 +2925,8 @@ class TileLangLauncher:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def program(self, name: str, cpu: bool = False) -> Any:
-        """The kernel's program for TileLang. One thread traces at a time: it parses Python, of which CPython 3.11 says now and then
-        that the "AST constructor recursion depth" does not match if two threads do so."""
+        """The kernel's program for TileLang. One thread traces at a time: where two parse Python, CPython 3.11 now and then
+        raises SystemError, "AST constructor recursion depth mismatch"."""
         with self.tracing:
             return self.kernels[name](self.functions["cpu" if cpu else "cuda"])
 
