@@ -33,7 +33,8 @@ from .walk_order import by_task, in_order
 @takes("assigned")
 def warp_groups(p: Program, s: Schedule, device: Groups) -> Program:
     """`p` in which each kernel that walks the chunks has several agents, and each of its ops has one of them. Passes for one
-    agent leave such kernels as they are.
+    agent leave such kernels as they are. Agents compute cheap tiles again (`few_registers`), so that an exponential may have one
+    reader now, and `masks` has more pairs to replace.
 
     Raises ScheduleError if the schedule's assignment does not fit a kernel. The message names the values, or the registers and
     threads.

@@ -20,7 +20,7 @@ from ..stage import takes
 
 TILE = ("C", "C")
 SUMS = ("row_sum", "column_sum")
-#: Masks of zeros, and how much each keeps.
+#: Masks of zeros, from the one that keeps all entries to the strictest.
 MASKS = {"": 0, "lower": 1, "strictly_lower": 2}
 
 
