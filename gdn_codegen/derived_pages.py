@@ -16,7 +16,10 @@ from .ir.types import Dim
 #: The kinds of pages that are derived from another one.
 KINDS: dict[str, Callable[[Program], Program]] = {
     "saving": saving, "states": lambda p: saving(p, outputs=False), "gradient": differentiate,
-    "solved_states": lambda p: saving(p, outputs=False, solved=True), "solved_gradient": lambda p: differentiate(p, solved=True)}
+    "solved_states": lambda p: saving(p, outputs=False, solved="solutions"),
+    "solved_gradient": lambda p: differentiate(p, "solutions"),
+    "inverse_states": lambda p: saving(p, outputs=False, solved="inverses"),
+    "inverse_gradient": lambda p: differentiate(p, "inverses")}
 
 
 class Derived(Algorithm):
@@ -34,8 +37,10 @@ class Derived(Algorithm):
         self.doc = {"saving": f"{first} It also returns the states before each chunk.",
                     "states": f"The states before each chunk, and the final ones. {first}",
                     "solved_states": f"The states before each chunk, what solves its system, and the final states. {first}",
+                    "inverse_states": f"The states before each chunk, its inverse and solution, and the final states. {first}",
                     "gradient": f"The gradient of a loss by the inputs. {first}",
-                    "solved_gradient": f"The gradient of a loss by the inputs. It reads what solves each system. {first}"}[kind]
+                    "solved_gradient": f"The gradient of a loss by the inputs. It reads what solves each system. {first}",
+                    "inverse_gradient": f"The gradient of a loss by the inputs. It reads inverses and solutions. {first}"}[kind]
         self._where = f"{of._where}, {kind}"
 
     @cached_property

@@ -189,7 +189,11 @@ class Check:
             tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
             for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
                 y = of_chunk[n % len(once), i]
-                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((mine[slot][:, :y.shape[1]].cpu(), y))
+                x = mine[slot][:, :y.shape[1]].cpu()
+                if name in self.tables.pairs:  # a last chunk has fewer columns
+                    fill = (0, self.tables.chunk - y.shape[2])
+                    x, y = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y))
+                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((x, y))
             pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
             found[name] = worst([off(*x) for x in pairs])
         return found

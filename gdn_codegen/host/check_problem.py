@@ -165,11 +165,13 @@ class CheckProblem:
 
     def of_chunk(self, n: int, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
-        states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
+        states come tiles of a chunk's tokens, with the columns of the first one or one for each token. rows: of these tiles, None
+        for all."""
         states = self.tables.initial
         _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
-        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *dims[1:])
+        columns = (rows,) if name in self.tables.pairs else dims[1:]
+        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *columns)
         tiles = tiles.mT if name.endswith("_vk") else tiles
         for axis, most in zip(range(-len(limits), 0), limits, strict=True):
             tiles = tiles if most is None else tiles.narrow(axis, 0, most)

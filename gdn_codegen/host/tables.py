@@ -23,6 +23,7 @@ class Tables:
     head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
     if the caller must give it.
     chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
+    pairs: those of chunk_inputs and saved with a number for each pair of tokens.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
@@ -72,6 +73,7 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     saved: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()

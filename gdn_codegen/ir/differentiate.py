@@ -8,7 +8,8 @@ of the cotangent. No rule knows a page.
 
 The state before each chunk comes from memory, one tile for each chunk slot. `saving` gives a program that stores them: the page
 itself, or without its outputs, where a call computes the states again instead of keeping them. It may also store what solves the
-system of each chunk, which takes a product with the inverse and one with the state.
+system of each chunk, which takes a product with the inverse and one with the state, and the inverse. Of the inverse it stores
+what lies below the diagonal. The ones on the diagonal are a sum: T^T dU = dU + (T below the diagonal)^T dU.
 
 A sum over the value heads of a key head is left to the caller: gradients of inputs of key heads have a row for each value head.
 So is the sum over tokens of the gradient of a number or vector of a value head: the program gives the part of each token.
@@ -16,6 +17,7 @@ So is the sum over tokens of the gradient of a number or vector of a value head:
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from .body import Body
 from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
@@ -39,6 +41,10 @@ def derivative(name: str) -> str:
     return f"d_{name}"
 
 
+#: What a gradient reads beside states: nothing, the solutions of each chunk, or these and the inverses that only these read.
+Solved = Literal["", "solutions", "inverses"]
+
+
 def solutions(p: Program) -> list[str]:
     """The values of a chunk that solve a system: products of an inverse and of what depends on a state, with the columns of the
     first one."""
@@ -51,41 +57,57 @@ def solutions(p: Program) -> list[str]:
             and o.type is not None and o.type.dims == ("C", *loop.carried[0].type.dims[1:])]
 
 
-def saving(p: Program, outputs: bool = True, solved: bool = False) -> Program:
+def inverses(p: Program) -> list[str]:
+    """The inverses of a chunk that only solutions read, as the left operand of their product."""
+    found = set(solutions(p))
+    ops = [o for o in p.walk.body if isinstance(o, Op)]
+    return [x.out for x in ops if x.kind == "unit_lower_inverse"
+            and all(o.out in found and o.args[1:] != (x.out,) and not o.attr("tb") for o in ops if x.out in o.args)]
+
+
+def below(inverse: str) -> str:
+    """The name of an inverse without the ones on its diagonal."""
+    return f"{inverse}_below"
+
+
+def saving(p: Program, outputs: bool = True, solved: Solved = "") -> Program:
     """The traced program `p`, which also stores the states before each chunk that its gradient reads.
 
     outputs: whether it stores the page's outputs, too. solved: as for `differentiate`; it stores what that one reads.
     """
     loop = p.walk
     kept = tuple(replace(t, role="output") for t in differentiate(p, solved).role("input") if t.index == "slot")
-    values = {chunk_states(n): n for n in (*(c.name for c in loop.carried), *solutions(p))}
+    strict = inverses(p) if solved == "inverses" else []
+    values = {chunk_states(n): n for n in (*(c.name for c in loop.carried), *solutions(p), *map(below, strict))}
     stores, after = ([Op("store", "", (values[t.name],), (("tensor", t.name),)) for t in kept if ("C" in t.dims) is late]
                      for late in (False, True))
     dropped = {t.name for t in p.role("output") if t.index == "token" and not outputs}
-    body = [o for o in loop.body if not (isinstance(o, Op) and o.kind == "store" and o.attr("tensor") in dropped)]
+    body = [x for o in loop.body if isinstance(o, Op) and not (o.kind == "store" and o.attr("tensor") in dropped)
+            for x in (o, *([Op("strictly_lower", below(o.out), (o.out,), (), o.type, o.line)] if o.out in strict else []))]
     done = replace(p, name=f"{p.name}_saving" if outputs else f"{p.name}_states",
                    tensors=(*(t for t in p.tensors if t.name not in dropped), *kept))
     return _pruned(done.with_walk(replace(loop, body=(*stores, *body, *after))))
 
 
-def differentiate(p: Program, solved: bool = False) -> Program:
+def differentiate(p: Program, solved: Solved = "") -> Program:
     """The program of the gradients of the traced program `p`.
 
     Its inputs are those of `p`, the states before each chunk, and the derivatives of the loss by the outputs (`d_o`) and by the
     final states (`d_final_state`, zero where absent). Its outputs are the derivatives by the inputs (`d_q`) and by the initial
     states (`d_initial_state`). TypeRuleError for an op without a derivative, with the line of the page.
 
-    solved: it reads the solutions of each chunk from memory, too, as it does the states.
+    solved: what it reads from memory, too, as it does the states.
     """
-    return _Gradient(p, solutions(p) if solved else []).run()
+    return _Gradient(p, solutions(p) if solved else [], inverses(p) if solved == "inverses" else []).run()
 
 
 class _Gradient:
     """Builds the program of the gradients of one page."""
 
-    def __init__(self, p: Program, given: list[str]) -> None:
-        """Nothing is built yet. given: values of a chunk that come from memory."""
-        self.p, self.loop, self.given = p, p.walk, given
+    def __init__(self, p: Program, given: list[str], strict: list[str]) -> None:
+        """Nothing is built yet. given: values of a chunk that come from memory. strict: inverses that do, without their
+        diagonal."""
+        self.p, self.loop, self.given, self.strict = p, p.walk, given, strict
         self.inputs = [t for t in p.role("input") if t.index in ("token", "head")]
         (kernel,) = p.kernels
         self.initial = {o.out: o.attr("tensor") for o in kernel.body if isinstance(o, Op) and o.kind == "load"}
@@ -105,9 +127,11 @@ class _Gradient:
             assert isinstance(o, Op)
             if o.out in self.given:
                 b.op("load", name=o.out, line=o.line, tensor=chunk_states(o.out))
+            elif o.out in self.strict:
+                b.op("load", name=below(o.out), line=o.line, tensor=chunk_states(below(o.out)))
             elif o.kind != "store":
                 b.copy(o)
-        r = Reverse(self.p, b)
+        r = Reverse(self.p, b, {n: below(n) for n in self.strict})
         self.seed(r)
         for o in reversed(list(r.ops.values())):
             ct, r.line = r.cotangents.get(o.out), o.line
@@ -128,7 +152,8 @@ class _Gradient:
                    for t in self.p.tensors if t.index in ("token", "head", "sequence")]
         given = [t for t in self.p.role("input") if t.index != "sequence"]
         dims = {c.name: c.type.dims for c in self.loop.carried}
-        dims |= {o.out: o.type.dims for o in self.loop.body if isinstance(o, Op) and o.type is not None and o.out in self.given}
+        made = {o.out: o.type.dims for o in self.loop.body if isinstance(o, Op) and o.type is not None}
+        dims |= {n: made[n] for n in self.given} | {below(n): made[n] for n in self.strict}
         return (*given, *(Tensor(chunk_states(n), "input", "slot", "HV", x) for n, x in dims.items()), *derived)
 
     def seed(self, r: Reverse) -> None:

@@ -1,6 +1,7 @@
 """The body of a gradient: cotangents of a page's values, which the rules of `ir/vjps.py` add up."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .body import Body
@@ -16,9 +17,10 @@ class Reverse:
     of that token.
     """
 
-    def __init__(self, p: Program, body: Body) -> None:
-        """p: the page. body: has the page's values."""
-        self.p, self.b, self.line = p, body, NO_LINE
+    def __init__(self, p: Program, body: Body, below: Mapping[str, str]) -> None:
+        """p: the page. body: has the page's values. below: of inverses that it lacks, the value without the ones on the
+        diagonal."""
+        self.p, self.b, self.line, self.below = p, body, NO_LINE, below
         self.ops = {o.out: o for o in p.walk.body if isinstance(o, Op) and o.out}
         self.tensors = {t.name: t for t in p.tensors}
         self._defs: dict[str, Op] = {}

@@ -131,7 +131,7 @@ def matmul(r: Reverse, o: Op, ct: str) -> None:
     ta, tb = bool(o.attr("ta")), bool(o.attr("tb"))
     made = r.made(a)
     if made is not None and made.kind == "unit_lower_inverse" and not ta:
-        right = r.op("matmul", a, ct, ta=True)
+        right = r.op("add", ct, r.op("matmul", r.below[a], ct, ta=True)) if a in r.below else r.op("matmul", a, ct, ta=True)
         r.give(b, right if not tb else r.op("matmul", ct, a, ta=True))
         r.give(made.args[0], r.op("strictly_lower", r.op("neg", r.op("matmul", right, o.out, tb=True))))
         return

@@ -55,6 +55,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
         head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, tuple(p.shape(t)), t.dtype)),
         chunk_inputs=rows("input", "slot", typed), saved=rows("output", "slot", lambda t: t.name),
+        pairs=tuple(t.name for t in p.tensors if t.role != "workspace" and t.index == "slot" and t.dims == ("C", "C")),
         backward=traced.walk.step < 0,
         initial=rows("input", "sequence", whole), final=rows("output", "sequence", whole),
         checkpoints=rows("output", "checkpoint", whole),

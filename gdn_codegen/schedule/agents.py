@@ -20,7 +20,7 @@ WALK_TASKS = {
     "output": "what depends on carried values and leads to no next one",
     "tokens": "tiles that the state's warp groups cannot hold, because they have a row for each token, and sums of such tiles",
     "vectors": "vectors that depend on sums of tiles",
-    "store": "stores of tokens",
+    "store": "stores of tokens and of inverses",
 }
 #: A task that an assignment gives to no agent, and the task whose agent then has it. Stores are then those of the agents that
 #: computed the values.

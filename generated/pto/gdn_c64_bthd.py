@@ -1664,6 +1664,7 @@ class Tables:
     head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
     if the caller must give it.
     chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
+    pairs: those of chunk_inputs and saved with a number for each pair of tokens.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
@@ -1713,6 +1714,7 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     saved: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
@@ -3095,11 +3097,13 @@ class CheckProblem:
 
     def of_chunk(self, n: int, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
-        states come tiles of a chunk's tokens with the columns of the first one. rows: of these tiles, None for all."""
+        states come tiles of a chunk's tokens, with the columns of the first one or one for each token. rows: of these tiles, None
+        for all."""
         states = self.tables.initial
         _, dims = states[n if n < len(states) else 0]
         dims = dims[::-1] if self.tables.state == "vk" else dims
-        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *dims[1:])
+        columns = (rows,) if name in self.tables.pairs else dims[1:]
+        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *columns)
         tiles = tiles.mT if name.endswith("_vk") else tiles
         for axis, most in zip(range(-len(limits), 0), limits, strict=True):
             tiles = tiles if most is None else tiles.narrow(axis, 0, most)
@@ -3518,7 +3522,11 @@ class Check:
             tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
             for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
                 y = of_chunk[n % len(once), i]
-                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((mine[slot][:, :y.shape[1]].cpu(), y))
+                x = mine[slot][:, :y.shape[1]].cpu()
+                if name in self.tables.pairs:  # a last chunk has fewer columns
+                    fill = (0, self.tables.chunk - y.shape[2])
+                    x, y = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y))
+                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((x, y))
             pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
             found[name] = worst([off(*x) for x in pairs])
         return found

@@ -26,7 +26,8 @@ STAGES = ("warp_groups", "rings", "warm_up_loop")
 
 def lowered(page: str, sizes: dict[str, int] = SIZES, kind: str = "gradient") -> Program:
     plan = varied("fused_gradient", "sm_90a", partition="decay")
-    rounded = Contract(dtypes=(*ROUNDED.dtypes, ("U_chunks", "float16"))) if kind == "solved_gradient" else ROUNDED
+    read = (t.name for t in find(f"{page}.{kind}").trace().role("input") if t.index == "slot")
+    rounded = Contract(dtypes=tuple((n, "float16") for n in sorted(read)))
     return lower(find(f"{page}.{kind}").trace(), "tilelang", plan, sizes, "float16", "sm_90a", rounded)
 
 
@@ -56,7 +57,8 @@ def stages() -> Iterator[dict[str, Program]]:
 
 @pytest.mark.parametrize("page, kind", [pytest.param("simple_gla", "gradient", marks=pytest.mark.slow),
                                         pytest.param("gated_delta_rule", "gradient", marks=pytest.mark.long),
-                                        pytest.param("gated_delta_rule", "solved_gradient", marks=pytest.mark.long)])
+                                        pytest.param("gated_delta_rule", "solved_gradient", marks=pytest.mark.long),
+                                        pytest.param("gated_delta_rule", "inverse_gradient", marks=pytest.mark.slow)])
 def test_all_gradients_come_from_one_walk(page: str, kind: str, stages: dict[str, Program], monkeypatch: pytest.MonkeyPatch
                                           ) -> None:
     """In parts of one chunk, with summaries and warm-ups; ragged tails and an empty sequence."""

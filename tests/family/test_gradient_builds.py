@@ -191,20 +191,24 @@ def test_each_page_has_candidates_for_each_device(page: str) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_gradient_reads_solutions_unless_the_call_saved_its_states() -> None:
-    """On Hopper's warp groups the walk of the states stores what solves the system of each chunk, in 16 bits. The kernel before
-    the walk back then reads neither v nor states. A page without an inverse has no such builds."""
+    """On Hopper's warp groups the walk of the states stores what solves the system of each chunk, and its inverse, in 16 bits.
+    The kernel before the walk back then reads gates alone. A page without an inverse has no such builds, and pages with a gate
+    for each channel read no inverses."""
     b = gradient_builds.asked_of(Build("tilelang", algorithm="gated_delta_rule", dtype="bfloat16"), True)
     first = next(gradient_builds.candidates(b, "cuda", "sm_90a", 64))
     assert (first.states.algorithm, first.gradient.algorithm) == (
-        "gated_delta_rule.solved_states", "gated_delta_rule.solved_gradient")
+        "gated_delta_rule.inverse_states", "gated_delta_rule.inverse_gradient")
     assert not choose.unfit(first.states) and not choose.unfit(first.gradient) and not gradient_builds._apart(first)
     p = lowered(first.gradient)
-    assert p.tensor("U_chunks_vk").dtype == "bfloat16"
-    assert {o.attr("tensor") for o in p.kernels[0].ops if o.kind == "load"} == {"k", "g", "beta"}
+    assert p.tensor("U_chunks_vk").dtype == p.tensor("Tinv_below_chunks").dtype == "bfloat16"
+    assert {o.attr("tensor") for o in p.kernels[0].ops if o.kind == "load"} == {"g"}
     saved = next(gradient_builds.candidates(b, "cuda", "sm_90a", 64, saved=True))
     assert saved.gradient.algorithm == "gated_delta_rule.gradient"
     other = next(gradient_builds.candidates(replace(b, algorithm="simple_gla"), "cuda", "sm_90a", 64))
     assert other.gradient.algorithm == "simple_gla.gradient"
+    channels = gradient_builds.candidates(replace(b, algorithm="kimi_delta_attention"), "cuda", "sm_90a", 64)
+    assert {x.gradient.algorithm.rpartition(".")[2] for x in channels if x.gradient.plan.name == "channel_gradient"} == {
+        "solved_gradient", "gradient"}
 
 
 @pytest.mark.usefixtures("unchecked")

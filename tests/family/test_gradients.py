@@ -28,7 +28,7 @@ ACCEPTED = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 3e-2}
 
 #: Schedules of the states before chunks and of the gradient, which hold them in the same orientation.
 ONE_KERNEL, THREE_KERNELS = {"states": "fused", "gradient": "fused"}, {"states": "fused_walk", "gradient": "gradient"}
-SOLVED = {"solved_states": "fused_walk", "solved_gradient": "gradient"}
+SOLVED = [{f"{kind}_states": "fused_walk", f"{kind}_gradient": "gradient"} for kind in ("solved", "inverse")]
 
 
 def errors(target: str, name: str, case: Case, plans: dict[str, Any] = ONE_KERNEL, **options: Any) -> dict[str, float]:
@@ -68,9 +68,11 @@ def test_gradients(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name, target", [
     pytest.param(n, t, marks=[] if t == "triton" and n == "gated_delta_rule" else pytest.mark.long)
     for n in ("gated_delta_rule", "delta_rule", "gated_delta_product") for t in ("triton", "tilelang")])
-def test_gradients_that_read_solutions(name: str, target: str) -> None:
-    """What solves the system of each chunk comes from the walk of the states, and a gradient computes no product for it."""
-    found = errors(target, name, Case((13, 0, 37, 1), 1, 2, repeat=True), SOLVED, chunk=16, head_dim_k=16, head_dim_v=32,
+@pytest.mark.parametrize("plans", SOLVED, ids=lambda x: next(iter(x)))
+def test_gradients_that_read_solutions(plans: dict[str, str], name: str, target: str) -> None:
+    """What solves the system of each chunk comes from the walk of the states, and a gradient computes no product for it. So may
+    its inverse."""
+    found = errors(target, name, Case((13, 0, 37, 1), 1, 2, repeat=True), plans, chunk=16, head_dim_k=16, head_dim_v=32,
                    dtype="float32")
     assert all(e < ACCEPTED["float32"] for e in found.values()), found
 

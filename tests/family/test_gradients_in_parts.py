@@ -61,14 +61,15 @@ class Given:
         self.inputs, gen = {n: y.double() for n, y in x.items() if n != "S"}, torch.Generator().manual_seed(1)
         self.d_o = torch.randn(sum(case.lengths), case.value_heads, sizes["V"], generator=gen).double()
         self.d_final = torch.randn(x["S"].shape, generator=gen).double()
-        states = replace(find(f"{name}.solved_states").trace(), dims=tuple(sizes.items()))
+        states = replace(find(f"{name}.inverse_states").trace(), dims=tuple(sizes.items()))
         self.states = Interpreter(states, self.problem(0), self.numbers).run({**self.inputs, "initial_state": x["S"].double()})
         for y in (self.states[t.name] for t in states.role("output") if t.index == "slot" and "C" in t.dims):
             for n, (start, length) in enumerate(zip(accumulate(case.lengths, initial=0), case.lengths, strict=False)):
                 last, rows = divmod(length, sizes["C"])
                 if rows:
-                    tail = y[start // sizes["C"] + n + last, :, rows:]
-                    tail.copy_(torch.randn(tail.shape, generator=gen))
+                    tile = y[start // sizes["C"] + n + last]
+                    for tail in (tile[:, rows:], tile[..., rows:])[:1 + (tile.shape[-2:] == (sizes["C"],) * 2)]:
+                        tail.copy_(torch.randn(tail.shape, generator=gen))
         self.want = gradients.expected(name, case, x, self.d_o, self.d_final)
 
     def problem(self, span: int) -> Problem:
@@ -99,11 +100,12 @@ def test_parts_of_a_walk_back_give_its_gradients(name: str) -> None:
             assert error < 1e-7 and (warms_up or name == "delta_rule"), (schedule, span)  # that has no gates
 
 
-def test_solutions_come_from_memory() -> None:
+@pytest.mark.parametrize("kind", ["solved_gradient", "inverse_gradient"])
+def test_solutions_come_from_memory(kind: str) -> None:
     """Of a sequence's own tokens alone: rows past its end may hold anything that is finite."""
     given = Given("gated_delta_rule")
     for how in ("exact", "decay"):
-        assert given.run(lowered("gated_delta_rule", how, kind="solved_gradient"), 1)[1] < 1e-7, how
+        assert given.run(lowered("gated_delta_rule", how, kind=kind), 1)[1] < 1e-7, how
 
 
 def test_a_warm_up_looks_at_the_chunks_after_a_part() -> None:

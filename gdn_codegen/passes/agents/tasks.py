@@ -86,13 +86,14 @@ class Tasks:
             if o.kind == "matmul" and len(o.args) == 3:
                 sums[o.args[2]] = o
         out: dict[Op, str] = {}
+        inverses = {o.out for o in self.inside if o.kind == INVERSE}
         for o in reversed(self.inside):
             if self.view(o):
                 continue
             onto = out.get(sums[o.out], "") if o.kind == "matmul" and o.out in sums else ""
             if o.kind == "load":
                 out[o] = "load"
-            elif o.kind == "store" and self.p.tensor(o.attr("tensor")).index == "token":
+            elif o.kind == "store" and (self.p.tensor(o.attr("tensor")).index == "token" or o.args[0] in inverses):
                 out[o] = "store"
             elif set(o.args) & depends or self.tall(o):
                 leads_on = o.out in self.first or (o.kind in ("cast", "store") and set(o.args) <= self.first)

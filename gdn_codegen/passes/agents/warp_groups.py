@@ -100,13 +100,13 @@ class _Assign(Crossings):
             self.read(o.out, x, b)
 
     def store(self, o: Op, agent: str, b: Body) -> None:
-        """Store a value: its agent moves it to shared memory, and `agent` copies it to global memory, unless it is that agent."""
+        """Store a value: its agent moves it to shared memory, where an inverse is already, and `agent` copies it from there."""
         (a,) = o.args
         made = self.defs.get(a)
         if made is None or made not in self.agent or self.tasks.of[made] == "load":
             what = "a plain copy of a loaded value" if made in self.agent else "a value that no op of the loop computes"
             raise self.error(f"{o.attr('tensor')} is {what}; warp groups cannot store those; let an earlier kernel store it")
-        if self.agent[made] == agent:
+        if self.agent[made] == agent or made.kind == INVERSE:
             b.op("store", self.read(a, agent, b), agent=agent, line=o.line, **dict(o.attrs))
             return
         kind = "transpose" if o.attr("transposed") else "move"

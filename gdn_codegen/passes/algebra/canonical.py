@@ -83,7 +83,7 @@ class _Canonical:
         return self.opaque.get(term) or self.terms.defs.get(term)
 
     def first(self) -> list[str]:
-        """The terms to emit first: decays, inverses, and products of inverses that depend on a state.
+        """The terms to emit first: decays, inverses, computed or loaded, and products of inverses that depend on a state.
 
         Each list is in the order in which a walk from the outputs and states to their operands reaches the terms.
         """
@@ -101,9 +101,10 @@ class _Canonical:
             for a in o.args:
                 visit(a)
             waits[term] = any(waits.get(a, False) for a in o.args)
-            if o.kind == "exp" and self.terms.type[term].dims == ("C", "C") and not waits[term]:
+            pairs = self.terms.type[term].dims == ("C", "C")
+            if o.kind == "exp" and pairs and not waits[term]:
                 found["decay"].append(term)
-            if o.kind == "unit_lower_inverse":
+            if o.kind == "unit_lower_inverse" or (o.kind == "load" and pairs):  # a tile of pairs of tokens is a stored inverse
                 found["inverse"].append(term)
                 inverses.add(term)
             if o.kind == "matmul" and inverses & set(o.args) and waits[term]:

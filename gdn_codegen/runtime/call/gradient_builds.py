@@ -12,7 +12,7 @@ from ... import algorithms
 from ...derived_pages import beside, find
 from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
-from ...ir.differentiate import derivative, solutions
+from ...ir.differentiate import Solved, derivative, inverses, solutions
 from ...ir.page import Algorithm
 from ...schedule import Schedule, named, varied
 from ...schedule.schedule import BEFORE_BACK, PREPARED
@@ -33,15 +33,15 @@ from .request import DEFAULT_CHUNK, DTYPES, Call
 class Plan:
     """Schedules with changed fields: that of a gradient, and those of the states before chunks, of which the first that fits is
     taken. narrow: states before chunks have the dtype of q between the two. arch: of builds for one architecture. most: tokens
-    of the largest chunk. solved: the states' module also gives what solves the system of each chunk, which the gradient reads.
-    rank: plans for the few sizes that no plan of a lower one fits have a higher one."""
+    of the largest chunk. solved: what the states' module also gives, and the gradient reads. rank: plans for the few sizes that
+    no plan of a lower one fits have a higher one."""
 
     gradient: tuple[str, dict[str, Any]]
     states: tuple[tuple[str, dict[str, Any]], ...]
     narrow: bool = False
     arch: str = ""
     most: int = 128
-    solved: bool = False
+    solved: Solved = ""
     rank: int = 0
 
     @property
@@ -64,7 +64,7 @@ ONE = Plan(("fused", {}), (("fused", {}),))
 #: for states read operands that another kernel computed. Where a page bounds what tokens forget, by a number, walks come in
 #: parts: with 16 heads and 32768 tokens that took 2.1 ms, not 3.0, and in Triton 4.9, not 6.8. On Hopper's warp groups one walk
 #: in parts computes all outputs: 1.35 ms, not 1.87. There the walk of the states also stores what solves each chunk's system:
-#: with 1.30 ms for both modules, not 1.43.
+#: with 1.30 ms for both modules, not 1.43, and 4 % less where it also stores the inverse.
 WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = {"partition": "decay"}
@@ -81,6 +81,8 @@ BY_CHANNELS = "channel_gradient"
 #: Its kernels where the states' module gives what solves each chunk's system: none for that, and what was a kernel's scores is
 #: computed where they are read.
 OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
+#: What gradients may read beside states, the most first, and how names of such derived pages begin.
+PREFIXES: dict[Solved, str] = {"inverses": "inverse_", "solutions": "solved_", "": ""}
 #: The schedule with one walk for all outputs. Without decays it comes last: with gates of 0 the gradient of Gated DeltaNet took
 #: 2.85 ms by it and 2.35 by `gradient` (H100, 1 x 32768, 16 heads).
 ONE_WALK = "fused_gradient"
@@ -103,11 +105,12 @@ PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
                            replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(named("gradient").kernels)}), rank=1),
                            Plan((BY_CHANNELS, {"v_block": 64}), WALKS, True, most=16, rank=1)),
     ("tilelang", "sm_90a"): (
-        *(Plan((ONE_WALK, IN_PARTS), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a", solved=x) for x in (True, False)),
+        *(Plan((ONE_WALK, IN_PARTS), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a", solved=x) for x in PREFIXES),
         *(Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
           for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
         *(Plan((BY_CHANNELS, {"v_block": 64, "stages": n, **x, **y}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a",
-               solved=bool(y)) for y in ({"kernels": OF_SOLUTIONS}, {}) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
+               solved="solutions" if y else "")
+          for y in ({"kernels": OF_SOLUTIONS}, {}) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
     ("pto", "cpu"): (ONE, BY_CHUNKS, *BY_PIECES), ("pto", "npu"): (BY_CHUNKS, ONE, *BY_PIECES)}
 #: The target whose kernels in pieces of K are taken last. ptxas takes minutes for them, and they spill: with K = V = 256 one
 #: of KDA took 6 minutes and spilled 8.7 KB a thread. Triton's test of this size took 80 s, with all that it compiles.
@@ -129,13 +132,12 @@ class Builds:
         return (*filter(None, [self.states]), self.gradient)
 
 
-def undecided(b: Build, rounded: bool, solved: bool = False) -> Builds:
+def undecided(b: Build, rounded: bool, solved: Solved = "") -> Builds:
     """The two builds of a gradient with the schedule and chunk of `b`: what they compute, and their contracts.
 
     b: as for `candidates`. rounded: whether states before chunks have the dtype of q between the two. solved: as for Plan.
     """
-    kinds = ("solved_states", "solved_gradient") if solved else ("states", "gradient")
-    states, gradient = (beside(b.algorithm, kind) for kind in kinds)
+    states, gradient = (beside(b.algorithm, f"{PREFIXES[solved]}{kind}") for kind in ("states", "gradient"))
     read = [t.name for t in find(gradient).trace().role("input") if t.index == "slot"]
     kept = tuple((n, b.dtype) for n in sorted(read)) if rounded else ()
     return Builds(replace(b, algorithm=states, contract=replace(b.contract, dtypes=kept)) if read else None,
@@ -151,15 +153,14 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     from ...passes.abi.memory import tile_extent  # all passes: a third of a second that a mere import of the ops does not take
     from ...passes.cut.roles import roles
     page = algorithms.find(b.algorithm).trace()
-    solved = (bool(solutions(page)) and not saved, False)
-    decays = bool(log_decays(page))
-    channels = by_channel(page)  # some channels forget slowly, and warm-ups that are as long as a sequence gain nothing
+    solved = {"": True, "solutions": bool(solutions(page)) and not saved, "inverses": bool(inverses(page)) and not saved}
+    decays, channels = bool(log_decays(page)), by_channel(page)  # of channels some forget slowly: long warm-ups gain nothing
     may_split = in_parts and bool(page.forgets)
     in_parts = may_split and not channels
     of = roles(find(beside(b.algorithm, "gradient")).trace())
     late = of["solution"] != of["state_solution"]  # otherwise kernels with late sums are the same again
     plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())
-             if (in_parts or "partition" not in x.gradient[1]) and x.solved in solved and late >= x.late]
+             if (in_parts or "partition" not in x.gradient[1]) and solved[x.solved] and late >= x.late]
     if any(tile_extent(n, find_target(b.target).lowering.device) != n for n in (b.head_dim_k, b.head_dim_v)):
         plans += [replace(x, gradient=(x.gradient[0], {**x.gradient[1], "padded_pieces": True}), rank=x.rank + 2)
                   for x in plans if "v_block" in x.gradient[1] and not x.arch and "partition" not in x.gradient[1]]
