@@ -1,0 +1,88 @@
+"""Members with an inverse on a CUDA GPU in TileLang: calls of many walks, of short sequences and of parts, with K and V of 64 and
+128. Run with: pytest -m device
+
+Calls go through the members' ops. So dispatch chooses builds: walks over all of V, persistent ones, halves of V in parts.
+"""
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from reference import rms_error
+from torch.nn.functional import softplus
+
+from gdn_codegen.algorithms import find
+from gdn_codegen.runtime.targets import runs
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
+import members
+import problems
+
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not (torch.cuda.is_available() and runs("tilelang", "cuda")),
+                                                     reason="needs a CUDA GPU and TileLang")]
+PAGES = ("delta_rule", "gated_delta_rule_2", "kimi_delta_attention")
+UNEVEN = (130, 64, 1, 70, 200, 96)
+#: Lengths, key heads, value heads, and the gates and keys of a case. 192 walks are more than a GPU has multiprocessors.
+CALLS = {"walks": (UNEVEN, 32, 32, {}), "shared keys": ((70, 150, 0, 64, 33, 1, 128), 8, 32, {"gates": "mixed"}),
+         "short": ((50, 64, 1, 33) * 6, 4, 32, {"gates": "mixed"}), "parts": ((3000, 500), 1, 2, {}),
+         "equal keys": (UNEVEN, 32, 32, {"repeat": True})}
+WIDE = [(what, dtype, 128, 128) for what in CALLS for dtype in ("bfloat16", "float16")]
+NARROW = [("walks", "bfloat16", 64, 64), ("short", "bfloat16", 64, 64), ("walks", "float16", 64, 128),
+          ("walks", "float16", 128, 64)]
+
+
+class Walks:
+    """A case of CALLS, drawn. x: inputs, packed. S: initial states."""
+
+    def __init__(self, page: str, what: str, dtype: str, K: int, V: int) -> None:
+        lengths, H, HV, drawn = CALLS[what]
+        self.page, self.case = page, members.Case(lengths, H, HV, **{"gates": "slow", **drawn})
+        x = members.drawn(page, self.case, find(page).trace(), {"C": 64, "K": K, "V": V})
+        self.x = {n: (y.to(getattr(torch, dtype)) if y.ndim == 3 and n not in "gS" else y).cuda() for n, y in x.items()}
+        self.S = self.x.pop("S")
+        self.ends = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+
+    def call(self, given=None, **said):
+        """What the op gives for the inputs, some of which `given` replaces."""
+        x = {n: y[None] if y.ndim > 1 else y for n, y in {**self.x, **(given or {})}.items()}
+        return problems.CALLS[self.page](False, x, {"target": "tilelang", "cu_seqlens": self.ends, **said})
+
+    def near(self, run, most=5e-3):
+        """Assert that o and states of a run are the recurrence's, and have the same bits five times more."""
+        got = run()
+        assert all(all(map(torch.equal, got, run())) for _ in range(5))
+        want = members.expected(self.page, self.case, {n: y.cpu() for n, y in {**self.x, "S": self.S}.items()})
+        errors = [float(rms_error(y.reshape(w.shape).cpu(), w)) for y, w in zip(got, want, strict=True)]
+        assert max(errors) < most, errors
+
+
+@pytest.mark.parametrize("what, dtype, K, V", WIDE + NARROW)
+@pytest.mark.parametrize("page", PAGES)
+def test_calls(page, what, dtype, K, V):
+    x = Walks(page, what, dtype, K, V)
+    x.near(lambda: x.call(initial_state=x.S.clone(), output_final_state=True))
+
+
+@pytest.mark.parametrize("dtype, K, V", [("bfloat16", 128, 128), ("float16", 128, 128), ("bfloat16", 64, 64)])
+@pytest.mark.parametrize("page", PAGES)
+def test_what_engines_pass(page, dtype, K, V):
+    """A pool that is changed in place, raw gates, beta before its sigmoid."""
+    x, gen = Walks(page, "walks", dtype, K, V), torch.Generator().manual_seed(3)
+    slots, HV = torch.randperm(9, generator=gen)[:len(UNEVEN)].cuda(), x.S.shape[1]
+    pool = torch.empty((9, *x.S.shape[1:]), device="cuda")
+    given, said = {}, {"initial_state": pool, "state_indices": slots}
+    if "g" in x.x:
+        raw, A, bias = (torch.randn(s, generator=gen).cuda() for s in (x.x["g"].shape, (HV,), x.x["g"].shape[1:]))
+        x.x["g"] = -A.exp().view(HV, *[1] * (raw.ndim - 2)) * softplus(raw + bias)
+        given["g"], said = raw, {**said, "gate": "raw", "A_log": A, "dt_bias": bias}
+    if "beta" in x.x:
+        given["beta"], said["beta_form"] = torch.log(x.x["beta"] / (1 - x.x["beta"])), "sigmoid"
+
+    def run():
+        pool.fill_(7.0)
+        pool[slots] = x.S
+        return x.call(given, **said)[0], pool[slots].clone()
+    x.near(run)
+    kept = torch.ones(9, dtype=torch.bool, device="cuda")
+    kept[slots] = False
+    assert (pool[kept] == 7).all()
