@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .algorithms import find
 from .host.arguments import _check_flag, _check_integers
-from .host.tensors import _fail, _integer
+from .host.tensors import _fail, _integer, _is_apart
 from .pages import compile as compiled
 from .runtime.build import CHUNKS, HEAD_DIMS
 from .runtime.call.normalise import check_cpu_ends, check_plain, reads, shape_of
@@ -68,6 +68,7 @@ def causal_conv1d(
         _fail("x", f"rank {len(shape)}", "rank 3, [B, T, D], or more")
     if residual is not None and shape_of("residual", residual) != shape:
         _fail("residual", f"shape {tuple(residual.shape)}", f"shape {tuple(shape)}, that of x")
+    _check_other("residual", residual, x)
     if initial_state is not None:
         N = shape[0] if cu_seqlens is None else shape_of("cu_seqlens", cu_seqlens).numel() - 1
         if shape_of("initial_state", initial_state) != (N, *shape_of("weight", weight)):
@@ -76,7 +77,7 @@ def causal_conv1d(
     y, after = _convolved(x.flatten(2), weight, bias, initial_state, final, activation, cu_seqlens, target, chunk_size, schedule,
                           W)
     y = y.view(shape)
-    return y if residual is None else y + residual, after
+    return y if residual is None else (y + residual).to(x.dtype), after
 
 
 def causal_conv1d_fn(
@@ -88,8 +89,8 @@ def causal_conv1d_fn(
 
     x, y: [B, D, T]. weight, bias, activation: as for `causal_conv1d`. Rows of channels of one token lie together in kernels; x in
     another order is copied.
-    seq_idx: int32 [B, T], the number of each token's sequence: a sequence ends where it changes. The call reads it, and waits for
-    its device. States are refused beside it.
+    seq_idx: int32 [B, T], the number of each token's sequence: a sequence ends where it changes. y is 0 at numbers below 0, which
+    are padding. The call reads it, and waits for its device. States are refused beside it.
     initial_states, final_states_out: [B, D, W - 1], the latest input last. final_states_out: a buffer for the final states.
 
     Raises ValueError that names the bad argument.
@@ -104,6 +105,7 @@ def causal_conv1d_fn(
             _fail(name, f"shape {tuple(y.shape)}", f"shape {(B, D, W - 1)}, [B, D, W - 1]")
         if y is not None and seq_idx is not None:
             _fail(name, "a tensor beside seq_idx", "None: a row has several sequences")
+    _check_other("final_states_out", final_states_out, x, written=True)
     if return_final_states and seq_idx is not None:
         _fail("return_final_states", "True beside seq_idx", "False: a row has several sequences")
     if final_states_out is not None and not return_final_states:
@@ -114,6 +116,8 @@ def causal_conv1d_fn(
     y, final = _convolved(rows, weight, bias, initial_states, return_final_states, activation, ends, target, chunk_size, schedule,
                           W - 1)
     y = y.view(B, T, D).transpose(1, 2)
+    if seq_idx is not None:
+        y = y.masked_fill((seq_idx < 0)[:, None], 0)
     if final is None:
         return y
     return y, final if final_states_out is None else final_states_out.copy_(final)
@@ -144,6 +148,7 @@ def causal_conv1d_update(
         _fail("conv_state", f"shape {tuple(conv_state.shape)}", f"shape [batch, {D}, L], L at least {W - 1}")
     if conv_state.dtype != x.dtype:
         _fail("conv_state", conv_state.dtype, f"{x.dtype}, that of x")
+    _check_other("conv_state", conv_state, x, written=True)
     if conv_state_indices is not None:
         _check_integers("conv_state_indices", conv_state_indices)
         if tuple(conv_state_indices.shape) != (B,):
@@ -167,6 +172,19 @@ def causal_conv1d_update(
         elif B:
             _put(conv_state, slots, state, last, absent)
     return (y if absent is None else y.masked_fill(absent, 0)).reshape(x.shape)
+
+
+def _check_other(name: str, y: Tensor | None, x: Tensor, written: bool = False) -> None:
+    """ValueError for a tensor that torch's passes cannot take beside x. written: the call writes to it."""
+    if y is None:
+        return
+    check_plain(name, y)
+    if y.device != x.device:
+        _fail(name, f"device {y.device}", f"device {x.device}, that of x")
+    if not y.is_floating_point():
+        _fail(name, y.dtype, "a dtype of floats")
+    if written and not _is_apart(y):
+        _fail(name, f"strides {y.stride()}", "elements that do not overlap")
 
 
 def _check_slots(indices: Tensor, pool: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from .host.arguments import _check_flag, _check_integers
+from .host.arguments import _ANY_FLOAT, _check_dtype, _check_flag, _check_integers
 from .host.tensors import _fail, _integer, _python_number
 from .runtime.build import CHUNKS
 from .runtime.call.members import call
@@ -91,16 +91,17 @@ def selective_state_update(
     rank = len(shape_of("x", x))
     if rank != (4 if cu_seqlens is None and rank != 3 else 3):
         _fail("x", f"rank {rank}", "rank 3, [batch, HV, P], or rank 4, [batch, T, HV, P]; rank 3 with cu_seqlens")
+    axis = token_axis(kwargs)
     dt, A = _of_heads("dt", dt, rank - 1), _of_heads("A", A, 1)
     D, dt_bias = (None if y is None else _of_heads(n, y, 1) for n, y in (("D", D), ("dt_bias", dt_bias)))
     form = {"dt_bias": dt_bias} if _check_flag("dt_softplus", dt_softplus) else {}
     if dt_bias is not None and not form:
-        dt = dt.float() + dt_bias
+        dt = _with_bias(dt, dt_bias, 1 if rank == 3 and cu_seqlens is None else axis)
     tokens = {"q": C, "k": B, "v": x, "dt": dt}
     for name, y in tokens.items():
         if len(shape_of(_IN_STEPS.get(name, name), y)) != rank - (name == "dt"):
             _fail(_IN_STEPS.get(name, name), f"rank {y.ndim}", f"rank {rank - (name == 'dt')}, as x has rank {rank}")
-    at = None if rank == 4 else 1 if cu_seqlens is None else 0  # where one token, or one row, is put before
+    at = None if rank == 4 else axis if cu_seqlens is None else 0  # where one token, or one row, is put before
 
     def rows(y: Tensor) -> Tensor:
         return y if at is None else y.unsqueeze(at)
@@ -130,6 +131,28 @@ def _check_gate(z: Any, x: Any, out: Any) -> None:
         check_plain("z", z)
         if z.shape != shape_of("x", x):
             _fail("z", f"shape {tuple(z.shape)}", f"shape {tuple(x.shape)}, that of x")
+        if z.device != x.device:
+            _fail("z", f"device {z.device}", f"device {x.device}, that of x")
+        if not z.is_floating_point():
+            _fail("z", z.dtype, "a dtype of floats")
+
+
+def _with_bias(dt: Tensor, dt_bias: Tensor | None, tokens: int) -> Tensor:
+    """dt + dt_bias in float32. tokens: 2 where heads lie before tokens in dt, 1 where they lie last. ValueError for numbers that
+    kernels would refuse."""
+    for name, y in (("dt", dt), ("dt_bias", dt_bias)):
+        if y is None:
+            continue
+        check_plain(name, y)
+        _check_dtype(name, y.dtype, _ANY_FLOAT)
+        if y.device != dt.device:
+            _fail(name, f"device {y.device}", f"device {dt.device}, that of dt")
+    if dt_bias is None:
+        return dt.float()
+    heads = dt.shape[-tokens]
+    if tuple(dt_bias.shape) != (heads,):
+        _fail("dt_bias", f"shape {tuple(dt_bias.shape)}", f"shape ({heads},)")
+    return dt.float() + (dt_bias.float() if tokens == 1 else dt_bias.float()[:, None])
 
 
 def _gated(o: Tensor, z: Tensor | None) -> Tensor:
@@ -173,13 +196,7 @@ def _limited(dt: Tensor, dt_bias: Tensor | None, softly: bool, limit: tuple[floa
     check_plain("dt", dt)
     if dt.ndim != 3:
         _fail("dt", f"rank {dt.ndim}", "rank 3")
-    dt = dt.float()
-    if dt_bias is not None:
-        check_plain("dt_bias", dt_bias)
-        heads = dt.shape[-tokens]
-        if tuple(dt_bias.shape) != (heads,):
-            _fail("dt_bias", f"shape {tuple(dt_bias.shape)}", f"shape ({heads},)")
-        dt = dt + (dt_bias.float() if tokens == 1 else dt_bias.float()[:, None])
+    dt = _with_bias(dt, dt_bias, tokens)
     return (softplus(dt) if softly else dt).clamp(*limit)
 
 

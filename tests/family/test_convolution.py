@@ -100,6 +100,32 @@ def test_numbers_of_sequences():
             assert rms_error(y[n, :, a:b].T, by_torch(x[n, :, a:b].T, weight, bias, None, None)[0]) < 1e-5
 
 
+def test_numbers_below_0_are_padding():
+    """causal-conv1d's kernel leaves 0 there, whatever x has."""
+    x, weight, bias, _ = drawn(T=12)
+    x[0, 8:] = float("nan")
+    y = causal_conv1d_fn(x.transpose(1, 2), weight, bias, torch.tensor([[-1] * 3 + [0] * 5 + [-1] * 4]), target="triton")
+    assert (y[..., :3] == 0).all() and (y[..., 8:] == 0).all()
+    assert rms_error(y[0, :, 3:8].T, by_torch(x[0, 3:8], weight, bias, None, None)[0]) < 1e-5
+
+
+def test_a_residual_of_another_dtype_leaves_that_of_x():
+    x, weight, bias, _ = drawn(T=12, dtype="float16")
+    residual = x.flip(1).float() / 3
+    y, _ = causal_conv1d(x, weight, bias, residual, target="triton")
+    assert y.dtype == x.dtype and rms_error(y[0], by_torch(x[0], weight, bias, None, None)[0] + residual[0]) < 5e-3
+
+
+@pytest.mark.parametrize("slots", [None, torch.tensor([2, 0])])
+def test_states_that_share_elements_are_refused(slots):
+    x, weight, bias, state = drawn(T=2, N=1)
+    state = state.expand(2 if slots is None else 3, -1, -1)
+    was = state.clone()
+    with pytest.raises(ValueError, match=r"conv_state: got strides .*; accepted: elements that do not overlap"):
+        causal_conv1d_update(x[0], state, weight, bias, conv_state_indices=slots, target="triton")
+    assert torch.equal(state, was)
+
+
 @pytest.mark.parametrize("device, target, has, want", [
     ("cuda", "auto", ("triton", "tilelang"), "triton"), ("cuda", "auto", ("tilelang",), "tilelang"),
     ("cuda", "tilelang", ("triton", "tilelang"), "tilelang"), ("cpu", "auto", ("triton", "tilelang"), "tilelang")])

@@ -229,8 +229,9 @@ def test_one_token(expanded):
 def test_a_call_that_is_refused_for_z_leaves_the_states():
     a, states = step(1)
     was = states.clone()
-    with pytest.raises(ValueError, match="z: got shape"):
-        selective_state_update(states, **a | {"z": a["x"][:, 0]})
+    for z, message in ((a["x"][:, 0], "shape"), (a["x"].to("meta"), "device meta"), (a["x"].long(), "torch.int64")):
+        with pytest.raises(ValueError, match=f"z: got {message}"):
+            selective_state_update(states, **a | {"z": z})
     assert torch.equal(states, was)
 
 
@@ -259,6 +260,20 @@ def test_without_a_softplus_dt_may_be_below_0():
     assert (a["dt"] + a["dt_bias"] < 0).any()
 
 
+@pytest.mark.parametrize("tokens", [1, HV])
+def test_the_bias_of_dt_belongs_to_heads_in_each_layout(tokens):
+    """As many tokens as heads: a bias along the wrong axis has the right shape. One token may come without its axis."""
+    a, states = step(tokens)
+    a["A"] /= 20
+    want_o, want_S = want(a, [tokens, 2 * tokens, 3 * tokens], states, form=lambda dt: dt)
+    for squeezed in (False, True)[:1 + (tokens == 1)]:
+        given = {n: y.transpose(1, 2) if y.ndim > 1 else y for n, y in a.items()}
+        given = {n: y.squeeze(2) if y.ndim > 1 and squeezed else y for n, y in given.items()}
+        mine = states.clone()
+        o = selective_state_update(mine, **given, layout="bhtd")
+        near([(o.unsqueeze(2) if squeezed else o).transpose(1, 2), mine], [want_o, want_S])
+
+
 @pytest.mark.parametrize(("said", "message"), [
     (dict(x=torch.zeros(3, HV * P)), r"x: got rank 2; accepted: rank 3, \[batch, HV, P\], or rank 4"),
     (dict(B=torch.zeros(3, N)), "B: got rank 2; accepted: rank 3, as x has rank 3"),
@@ -267,6 +282,9 @@ def test_without_a_softplus_dt_may_be_below_0():
     (dict(dt_softplus=1), "dt_softplus: got 1; accepted: True or False"),
     (dict(state=torch.zeros(3, HV, N, P)), r"state: got \(3, 4, 32, 64\); accepted: shape \(3, 4, 64, 32\)"),
     (dict(state=None), "state: got NoneType"),
+    (dict(dt_bias=torch.zeros(1)), r"dt_bias: got shape \(1,\); accepted: shape \(4,\)"),
+    (dict(dt=torch.zeros(3, HV).long()), "dt: got torch.int64"),
+    (dict(dt_bias=torch.zeros(HV).long()), "dt_bias: got torch.int64"),
     (dict(state_batch_indices=torch.tensor([0, 0, 1])), "state_batch_indices: got"),
     (dict(z=torch.zeros(3, HV, P), out=torch.zeros(1)), "z: got a value beside out"),
     (dict(rand_seed=torch.zeros(1)), "rand_seed: got Tensor; accepted: None")])

@@ -61,11 +61,14 @@ MEMBERS = dict([
          return_final_states__two_kinds_of_states=dict(
              cu_seqlens=PACK, seq_idx=NUMBERS, return_final_states=True, return_varlen_states=True),
          seq_idx__shape=dict(seq_idx=NUMBERS[0]), scale__a_factor_of_C=dict(scale=0.5), z__shape=dict(z=half(1, T, H, V)),
-         z__beside_out=dict(z=MAMBA["x"], out=half(1, T, HV, V))),
+         z__beside_out=dict(z=MAMBA["x"], out=half(1, T, HV, V)), z__dtype=dict(z=MAMBA["x"].long()),
+         dt__dtype_beside_limits=dict(dt=zeros(1, T, HV).long(), dt_limit=(0.1, 1.0))),
     (("seq_idx", "`mamba_chunk_scan_combined`: unlike cu_seqlens (*)"),
      dict(MAMBA, op=ops.mamba_chunk_scan_combined, whole=True, cu_seqlens=PACK, seq_idx=NUMBERS.flip(1))),
     *_of("selective_state_update", STEP, pad_slot_id__another=dict(pad_slot_id=0), x__rank=dict(x=half(HV, V)), B__rank=dict(
-        B=half(2, 1, H, K)), A__a_number_for_each_channel=dict(A=zeros(HV, V, K).normal_())),
+        B=half(2, 1, H, K)), A__a_number_for_each_channel=dict(A=zeros(HV, V, K).normal_()),
+         dt_bias__shape_without_a_softplus=dict(dt_bias=zeros(1)), z__device=dict(z=STEP["x"].to("meta")),
+         dt_bias__device_without_a_softplus=dict(dt_bias=zeros(HV, device="meta"))),
     (("checkpoint_chunks", "`fused_recurrent_kda`: beside states by token"), dict(
         {n: y[:, :4] for n, y in KDA.items()}, op=ops.fused_recurrent_kda, whole=True, cu_seqlens=torch.tensor([0, 1, 4]),
         initial_state=zeros(8, HV, K, V), state_indices=torch.arange(6).view(2, 3), num_accepted_tokens=torch.tensor([1, 1]),
