@@ -63,12 +63,12 @@ class Given:
         self.d_final = torch.randn(x["S"].shape, generator=gen).double()
         states = replace(find(f"{name}.inverse_states").trace(), dims=tuple(sizes.items()))
         self.states = Interpreter(states, self.problem(0), self.numbers).run({**self.inputs, "initial_state": x["S"].double()})
-        for y in (self.states[t.name] for t in states.role("output") if t.index == "slot" and "C" in t.dims):
+        for t in (t for t in states.role("output") if t.index == "slot" and "C" in t.dims):
             for n, (start, length) in enumerate(zip(accumulate(case.lengths, initial=0), case.lengths, strict=False)):
                 last, rows = divmod(length, sizes["C"])
                 if rows:
-                    tile = y[start // sizes["C"] + n + last]
-                    for tail in (tile[:, rows:], tile[..., rows:])[:1 + (tile.shape[-2:] == (sizes["C"],) * 2)]:
+                    tile = self.states[t.name][start // sizes["C"] + n + last]
+                    for tail in (tile[:, rows:], tile[..., rows:])[:t.dims.count("C")]:
                         tail.copy_(torch.randn(tail.shape, generator=gen))
         self.want = gradients.expected(name, case, x, self.d_o, self.d_final)
 
