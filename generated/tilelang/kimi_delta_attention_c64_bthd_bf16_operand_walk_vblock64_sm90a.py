@@ -2928,6 +2928,11 @@ def worst(errors: Sequence[torch.Tensor]) -> float:
     return float(torch.stack(list(errors)).max()) if errors else 0.0
 
 
+# all generated modules of a process share it: where two threads parse Python, CPython 3.11 now and then raises SystemError, "AST
+# constructor recursion depth mismatch"
+_tracing = vars(tilelang).setdefault("_one_trace_at_a_time", threading.Lock())
+
+
 def _fits_units(t: Tables, name: str, x: torch.Tensor) -> bool:
     """True if kernels can read a tensor with dense rows without a copy: its strides are multiples of its unit, no two indices
     share an element, and rows of tiles are aligned to 16 bytes. The C backend has no bfloat16."""
@@ -2991,7 +2996,7 @@ class TileLangLauncher:
         self.tables, self.file, self.kernels, self.functions, self.stored = tables, file, kernels, functions, stored
         self.arch = arch
         self.passes = {n: {**self.PASSES, **({"tl.disable_thread_storage_sync": True} if n in groups else {})} for n in kernels}
-        self.compiling, self.tracing = threading.Lock(), threading.Lock()
+        self.compiling = threading.Lock()
         self.for_cpu = functools.cache(self._compile_for_cpu)
         self.loaded = functools.cache(self._load)
         self.together = functools.cache(self._together)
@@ -3045,9 +3050,8 @@ class TileLangLauncher:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def program(self, name: str, cpu: bool = False) -> Any:
-        """The kernel's program for TileLang. One thread traces at a time: where two parse Python, CPython 3.11 now and then
-        raises SystemError, "AST constructor recursion depth mismatch"."""
-        with self.tracing:
+        """The kernel's program for TileLang. One thread of the process traces at a time."""
+        with _tracing:
             return self.kernels[name](self.functions["cpu" if cpu else "cuda"])
 
     def library(self, name: str, arch: str) -> str:

@@ -167,6 +167,24 @@ def test_one_thread_traces_at_a_time(two_cores, monkeypatch):
     assert most == [1, 1]
 
 
+@pytest.mark.slow
+def test_one_thread_traces_at_a_time_in_two_modules(tmp_path):
+    """As where two ops are called for the first time in two threads."""
+    b = Build("tilelang", chunk=16, schedule="replay", layout="bthd", head_dim_k=16, head_dim_v=16)
+    modules, inside, most = [fresh(write(b, tmp_path)) for _ in range(2)], [], []
+
+    def traced(functions):
+        inside.append(functions)
+        most.append(len(inside))
+        time.sleep(0.05)
+        inside.pop()
+    for m in modules:
+        m._launcher.kernels = {"o": traced}
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda m: m._launcher.program("o", cpu=True), modules))
+    assert most == [1, 1] and len({id(m) for m in modules}) == 2
+
+
 @pytest.mark.parametrize("names, device, arch, cores, capturing", [
     (("o",), CPU, "", 2, False), ((), CPU, "", 2, False), (("o", "p"), CPU, "", 1, False), (("o", "p"), CPU, "sm_90a", 2, False),
     (("o", "p"), GPU, "sm_90a", 2, True)], ids=["one", "none", "one core", "another device", "a graph that is captured"])
