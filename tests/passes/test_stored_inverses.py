@@ -40,8 +40,11 @@ def test_a_state_is_stored_by_the_agent_that_holds_it():
 
 
 def test_a_gradient_with_inverses_has_no_kernel_for_them_and_adds_onto_what_it_solves():
-    """The product with the inverse accumulates onto its operand, in registers."""
-    made = kernels("inverse_gradient", "fused_gradient", partition="decay")
+    """The product with the inverse accumulates onto its operand, in registers. So do the products that did before: without, the
+    registers of the state do not suffice, and ptxas serialises wgmma."""
+    made, other = (kernels(f"{kind}_gradient", "fused_gradient", partition="decay") for kind in ("inverse", "solved"))
     assert not any(o.kind == "diag_inverse" for k in made for o in k.ops)
     products = [o for o in made[-1].ops if o.kind == "matmul" and o.args[1].startswith("Tinv_below")]
     assert products and all(len(o.args) == 3 for o in products)
+    onto, before = (sum(o.kind == "matmul" and len(o.args) == 3 for o in k[-1].ops) for k in (made, other))
+    assert onto == before + len(products)
