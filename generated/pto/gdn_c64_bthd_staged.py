@@ -2928,7 +2928,7 @@ def _check_parents(parents: Sequence[Sequence[int]], lengths: Sequence[int], kep
         if length > len(own):
             _fail("retrieve_parent_token", f"{len(own)} parents for {length} tokens of sequence {n}", "a parent for each token")
         for t in range(1, length):
-            if own[t] >= t or (0 <= own[t] < t - 1 and not there[own[t]]):
+            if not -1 <= own[t] < t or (0 <= own[t] < t - 1 and not there[own[t]]):
                 _fail("retrieve_parent_token", f"{own[t]} for token {t} of sequence {n}",
                       f"an earlier token whose state is stored, from 0 to {t - 1}, or -1 for the initial state")
 

@@ -204,6 +204,7 @@ TRIALS = {
     ("state_indices", "slots for tokens, and another final state"): dict(STEP, state_indices=SLOTS, output_final_state=True,
                                                                          inplace_final_state=False),
     ("retrieve_parent_token", "a later token (*)"): dict(STEP, state_indices=SLOTS, retrieve_parent_token=PARENTS + 2),
+    ("retrieve_parent_token", "below -1 (*)"): dict(STEP, state_indices=SLOTS, retrieve_parent_token=PARENTS - 2),
     ("retrieve_parent_token", "states not kept"): dict(STEP, state_indices=cu(0, 1), retrieve_parent_token=PARENTS),
     ("intermediate_states_buffer", "shape"): dict(STEP, state_indices=cu(0, 1), intermediate_states_buffer=zeros(3, 3, HV, K)),
     ("intermediate_states_buffer", "too few states (*)"): dict(STEP, state_indices=cu(0, 1),
