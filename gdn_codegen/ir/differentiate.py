@@ -16,10 +16,11 @@ So is the sum over tokens of the gradient of a number or vector of a value head:
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from .body import Body
+from .body import Body, free
 from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
 from .ops import OPS, TypeRuleError
 from .padding import sums_over_padding
@@ -57,17 +58,13 @@ def solutions(p: Program) -> list[str]:
             and o.type is not None and o.type.dims == ("C", *loop.carried[0].type.dims[1:])]
 
 
-def inverses(p: Program) -> list[str]:
-    """The inverses of a chunk that only solutions read, as the left operand of their product."""
-    found = set(solutions(p))
-    ops = [o for o in p.walk.body if isinstance(o, Op)]
-    return [x.out for x in ops if x.kind == "unit_lower_inverse"
-            and all(o.out in found and o.args[1:] != (x.out,) and not o.attr("tb") for o in ops if x.out in o.args)]
-
-
-def below(inverse: str) -> str:
-    """The name of an inverse without the ones on its diagonal."""
-    return f"{inverse}_below"
+def inverses(p: Program) -> dict[str, str]:
+    """The inverses of a chunk that only solutions read, as the left operand of their product. For each, a name that the page does
+    not have, for the inverse without the ones on its diagonal."""
+    found, ops = set(solutions(p)), [o for o in p.walk.body if isinstance(o, Op)]
+    taken = {o.out for o in ops}
+    return {x.out: free(f"{x.out}_below", taken) for x in ops if x.kind == "unit_lower_inverse"
+            and all(o.out in found and o.args[1:] != (x.out,) and not o.attr("tb") for o in ops if x.out in o.args)}
 
 
 def saving(p: Program, outputs: bool = True, solved: Solved = "") -> Program:
@@ -77,13 +74,13 @@ def saving(p: Program, outputs: bool = True, solved: Solved = "") -> Program:
     """
     loop = p.walk
     kept = tuple(replace(t, role="output") for t in differentiate(p, solved).role("input") if t.index == "slot")
-    strict = inverses(p) if solved == "inverses" else []
-    values = {chunk_states(n): n for n in (*(c.name for c in loop.carried), *solutions(p), *map(below, strict))}
+    strict = inverses(p) if solved == "inverses" else {}
+    values = {chunk_states(n): n for n in (*(c.name for c in loop.carried), *solutions(p), *strict.values())}
     stores, after = ([Op("store", "", (values[t.name],), (("tensor", t.name),)) for t in kept if ("C" in t.dims) is late]
                      for late in (False, True))
     dropped = {t.name for t in p.role("output") if t.index == "token" and not outputs}
     body = [x for o in loop.body if isinstance(o, Op) and not (o.kind == "store" and o.attr("tensor") in dropped)
-            for x in (o, *([Op("strictly_lower", below(o.out), (o.out,), (), o.type, o.line)] if o.out in strict else []))]
+            for x in (o, *([Op("strictly_lower", strict[o.out], (o.out,), (), o.type, o.line)] if o.out in strict else []))]
     done = replace(p, name=f"{p.name}_saving" if outputs else f"{p.name}_states",
                    tensors=(*(t for t in p.tensors if t.name not in dropped), *kept))
     return _pruned(done.with_walk(replace(loop, body=(*stores, *body, *after))))
@@ -98,15 +95,15 @@ def differentiate(p: Program, solved: Solved = "") -> Program:
 
     solved: what it reads from memory, too, as it does the states.
     """
-    return _Gradient(p, solutions(p) if solved else [], inverses(p) if solved == "inverses" else []).run()
+    return _Gradient(p, solutions(p) if solved else [], inverses(p) if solved == "inverses" else {}).run()
 
 
 class _Gradient:
     """Builds the program of the gradients of one page."""
 
-    def __init__(self, p: Program, given: list[str], strict: list[str]) -> None:
+    def __init__(self, p: Program, given: list[str], strict: Mapping[str, str]) -> None:
         """Nothing is built yet. given: values of a chunk that come from memory. strict: inverses that do, without their
-        diagonal."""
+        diagonal, by the names of what remains."""
         self.p, self.loop, self.given, self.strict = p, p.walk, given, strict
         self.inputs = [t for t in p.role("input") if t.index in ("token", "head")]
         (kernel,) = p.kernels
@@ -128,10 +125,10 @@ class _Gradient:
             if o.out in self.given:
                 b.op("load", name=o.out, line=o.line, tensor=chunk_states(o.out))
             elif o.out in self.strict:
-                b.op("load", name=below(o.out), line=o.line, tensor=chunk_states(below(o.out)))
+                b.op("load", name=self.strict[o.out], line=o.line, tensor=chunk_states(self.strict[o.out]))
             elif o.kind != "store":
                 b.copy(o)
-        r = Reverse(self.p, b, {n: below(n) for n in self.strict})
+        r = Reverse(self.p, b, self.strict)
         self.seed(r)
         for o in reversed(list(r.ops.values())):
             ct, r.line = r.cotangents.get(o.out), o.line
@@ -153,7 +150,7 @@ class _Gradient:
         given = [t for t in self.p.role("input") if t.index != "sequence"]
         dims = {c.name: c.type.dims for c in self.loop.carried}
         made = {o.out: o.type.dims for o in self.loop.body if isinstance(o, Op) and o.type is not None}
-        dims |= {n: made[n] for n in self.given} | {below(n): made[n] for n in self.strict}
+        dims |= {n: made[n] for n in self.given} | {below: made[n] for n, below in self.strict.items()}
         return (*given, *(Tensor(chunk_states(n), "input", "slot", "HV", x) for n, x in dims.items()), *derived)
 
     def seed(self, r: Reverse) -> None:

@@ -13,7 +13,7 @@ from gdn_codegen.algorithms import names
 from gdn_codegen.derived_pages import derived, find
 from gdn_codegen.ir.builder import algorithm, apply, carried, exp, last, maximum, row_norm, row_sum, sigmoid, sqrt
 from gdn_codegen.ir.core import Op
-from gdn_codegen.ir.differentiate import Solved, below, chunk_states, differentiate, inverses, saving, solutions
+from gdn_codegen.ir.differentiate import Solved, chunk_states, differentiate, inverses, saving, solutions
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.ops import OPS, TypeRuleError
 from gdn_codegen.ir.parser import parse_program
@@ -33,11 +33,11 @@ def test_gradients_of_pages(name: str, solved: Solved, case: Case) -> None:
     p = find(name).trace()
     if solved and not solutions(p):
         return
-    strict = inverses(p) if solved == "inverses" else []
+    strict = inverses(p) if solved == "inverses" else {}
     programs = saving(p, outputs=False, solved=solved), differentiate(p, solved)
     forward, backward = (verify(replace(x, dims=tuple(SIZES.items()))) for x in programs)
     assert {t.name for t in backward.role("input") if t.index == "slot" and "C" in t.dims} == {
-        chunk_states(n) for n in (*solutions(p), *map(below, strict)) if solved}
+        chunk_states(n) for n in (*solutions(p), *strict.values()) if solved}
     assert not any(isinstance(o, Op) and o.out in strict for o in backward.walk.body), "it computes an inverse that it reads"
     assert parse_program(program_text(backward)) == backward
     x, numbers = drawn(name, case, p, SIZES), find(name).scalar_defaults(SIZES)
