@@ -14,10 +14,10 @@ from torch import Tensor
 
 from .algorithms import find
 from .host.arguments import _check_flag, _check_integers
-from .host.tensors import _fail, _integer, _is_apart
+from .host.tensors import _fail, _integer
 from .pages import compile as compiled
 from .runtime.build import CHUNKS, HEAD_DIMS
-from .runtime.call.normalise import check_cpu_ends, check_plain, reads, shape_of
+from .runtime.call.normalise import check_cpu_ends, check_floats, check_plain, reads, shape_of
 from .runtime.call.request import DTYPES
 from .runtime.targets import choose, runs
 from .schedule import Schedule, varied
@@ -68,7 +68,7 @@ def causal_conv1d(
         _fail("x", f"rank {len(shape)}", "rank 3, [B, T, D], or more")
     if residual is not None and shape_of("residual", residual) != shape:
         _fail("residual", f"shape {tuple(residual.shape)}", f"shape {tuple(shape)}, that of x")
-    _check_other("residual", residual, x)
+    check_floats("residual", residual, x)
     if initial_state is not None:
         N = shape[0] if cu_seqlens is None else shape_of("cu_seqlens", cu_seqlens).numel() - 1
         if shape_of("initial_state", initial_state) != (N, *shape_of("weight", weight)):
@@ -105,7 +105,7 @@ def causal_conv1d_fn(
             _fail(name, f"shape {tuple(y.shape)}", f"shape {(B, D, W - 1)}, [B, D, W - 1]")
         if y is not None and seq_idx is not None:
             _fail(name, "a tensor beside seq_idx", "None: a row has several sequences")
-    _check_other("final_states_out", final_states_out, x, written=True)
+    check_floats("final_states_out", final_states_out, x, written=True)
     if return_final_states and seq_idx is not None:
         _fail("return_final_states", "True beside seq_idx", "False: a row has several sequences")
     if final_states_out is not None and not return_final_states:
@@ -148,7 +148,7 @@ def causal_conv1d_update(
         _fail("conv_state", f"shape {tuple(conv_state.shape)}", f"shape [batch, {D}, L], L at least {W - 1}")
     if conv_state.dtype != x.dtype:
         _fail("conv_state", conv_state.dtype, f"{x.dtype}, that of x")
-    _check_other("conv_state", conv_state, x, written=True)
+    check_floats("conv_state", conv_state, x, written=True)
     if conv_state_indices is not None:
         _check_integers("conv_state_indices", conv_state_indices)
         if tuple(conv_state_indices.shape) != (B,):
@@ -172,19 +172,6 @@ def causal_conv1d_update(
         elif B:
             _put(conv_state, slots, state, last, absent)
     return (y if absent is None else y.masked_fill(absent, 0)).reshape(x.shape)
-
-
-def _check_other(name: str, y: Tensor | None, x: Tensor, written: bool = False) -> None:
-    """ValueError for a tensor that torch's passes cannot take beside x. written: the call writes to it."""
-    if y is None:
-        return
-    check_plain(name, y)
-    if y.device != x.device:
-        _fail(name, f"device {y.device}", f"device {x.device}, that of x")
-    if not y.is_floating_point():
-        _fail(name, y.dtype, "a dtype of floats")
-    if written and not _is_apart(y):
-        _fail(name, f"strides {y.stride()}", "elements that do not overlap")
 
 
 def _check_slots(indices: Tensor, pool: Tensor) -> None:

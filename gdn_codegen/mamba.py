@@ -16,7 +16,7 @@ from .host.arguments import _ANY_FLOAT, _check_dtype, _check_flag, _check_intege
 from .host.tensors import _fail, _integer, _python_number
 from .runtime.build import CHUNKS
 from .runtime.call.members import call
-from .runtime.call.normalise import check_plain, reads, shape_of, token_axis
+from .runtime.call.normalise import check_floats, check_plain, reads, shape_of, token_axis
 
 #: What mamba-ssm calls inputs and states of the page, in each op.
 _CALLED = {"q": "C", "k": "B", "v": "x", "initial_state": "initial_states"}
@@ -131,10 +131,7 @@ def _check_gate(z: Any, x: Any, out: Any) -> None:
         check_plain("z", z)
         if z.shape != shape_of("x", x):
             _fail("z", f"shape {tuple(z.shape)}", f"shape {tuple(x.shape)}, that of x")
-        if z.device != x.device:
-            _fail("z", f"device {z.device}", f"device {x.device}, that of x")
-        if not z.is_floating_point():
-            _fail("z", z.dtype, "a dtype of floats")
+        check_floats("z", z, x)
 
 
 def _with_bias(dt: Tensor, dt_bias: Tensor | None, tokens: int) -> Tensor:

@@ -38,7 +38,7 @@ class Walks:
         lengths, H, HV, drawn = CALLS[what]
         self.page, self.case = page, members.Case(lengths, H, HV, **{"gates": "slow", **drawn})
         x = members.drawn(page, self.case, find(page).trace(), {"C": 64, "K": K, "V": V})
-        self.x = {n: (y.to(getattr(torch, dtype)) if y.ndim == 3 and n not in "gS" else y).cuda() for n, y in x.items()}
+        self.x = {n: (y.to(getattr(torch, dtype)) if y.ndim == 3 and n not in ("g", "S") else y).cuda() for n, y in x.items()}
         self.S = self.x.pop("S")
         self.ends = torch.tensor([0, *lengths], device="cuda").cumsum(0)
 

@@ -113,6 +113,21 @@ def all_of_the_state(q, k, v, g, beta, S):
     return o, S
 
 
+@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V"))
+def reads_below(q, k, v, g, beta, S):
+    """Masks of an inverse that the page reads itself: one with zeros, as form unit makes it, and one with another number."""
+    Tinv = unit_lower_inverse(strictly_lower(beta[:, None] * (k @ k.T)))
+    U = Tinv @ (beta[:, None] * (v - k @ S))
+    o = lower(q @ k.T) @ U + strictly_lower(Tinv, fill=0.5) @ v + g[:, None] * (strictly_lower(Tinv) @ v)
+    S = 0.5 * S + k.T @ U
+    return o, S
+
+
+@pytest.mark.parametrize("form", ["direct", "split", "unit"])
+def test_a_page_may_mask_an_inverse_itself(form):
+    means_the_page(reads_below, Schedule("own", ONE, form=form))
+
+
 @pytest.mark.parametrize("form", ["split", "unit", "wy"])
 def test_a_column_stays_where_the_product_is_not_split(form):
     means_the_page(all_of_the_state, Schedule("own", ONE, form=form))

@@ -6,7 +6,7 @@ computed from it, is the first operand of products: (a @ b)^T = b^T a^T. Element
 rows. The initial state, the final state and tensors of tokens are transposed between memory and chip. A load that only products
 read is not transposed. The product reads it transposed instead. A workspace has the orientation in which the walk that writes it
 holds the tile, unless a kernel over chunks would have to transpose it. Callers' states of chunks are transposed, whichever
-kernel writes or reads them.
+kernel writes or reads them. Callers' tiles with a number for each pair of tokens stay as they are.
 """
 from __future__ import annotations
 

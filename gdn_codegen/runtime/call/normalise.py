@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import algorithms
 from ...host.arguments import _ANY_FLOAT, _check_chunks, _check_flag, _check_integers, _check_rank, _check_tensor
-from ...host.tensors import _check_memory, _fail, _integer
+from ...host.tensors import _check_memory, _fail, _integer, _is_apart
 from ...schedule import Schedule, named
 from ..build import CHUNKS, LAYOUTS
 from .arguments import BUFFER, FLAGS, IN_KERNELS, INPUTS, INTEGERS, Options, Tensors, name_of
@@ -45,6 +45,20 @@ def check_plain(name: str, x: Any) -> None:
     _check_memory(name, x)
     if name == "q":
         check_located(name, x)
+
+
+def check_floats(name: str, y: Tensor | None, x: Tensor, written: bool = False) -> None:
+    """ValueError unless `y` is None, or floats on the device of the argument x. written: the call writes to `y`, so that no two
+    of its indices may share an element."""
+    if y is None:
+        return
+    check_plain(name, y)
+    if y.device != x.device:
+        _fail(name, f"device {y.device}", f"device {x.device}, that of x")
+    if not y.is_floating_point():
+        _fail(name, y.dtype, "a dtype of floats")
+    if written and not _is_apart(y):
+        _fail(name, f"strides {y.stride()}", "elements that do not overlap")
 
 
 def shape_of(name: str, x: Any) -> torch.Size:

@@ -17,25 +17,27 @@ NEEDS = "a product of a unit_lower_inverse"
 def unit(p: Program, s: Schedule, loop: Loop) -> tuple[Op, ...] | None:
     """The walk's ops with T @ y as y + strictly_lower(T) @ y. None if no product has an inverse as its left operand."""
     inverses = {o.out: o for o in ops(loop) if o.kind == "unit_lower_inverse"}
+    products = {o.out for o in ops(loop) if is_plain(o) and o.args[0] in inverses}
+    if not products:
+        return None
     moved, b = columns(s, loop), walk_body(p)
-    stored = {o.args[0]: o.out for o in ops(loop) if o.kind == "strictly_lower" and o.args[0] in inverses}
+    own = {o.args[0]: o.out for o in ops(loop)  # the page's own name of what is below an inverse's diagonal
+           if o.kind == "strictly_lower" and o.args[0] in inverses and not o.attr("fill")}
     below: dict[str, str] = {}  # of each inverse
     through = Through(b, loop, moved)
     for o in ops(loop):
-        if o.out in stored.values() and o.args[0] in below:
-            continue
-        if not is_plain(o) or o.args[0] not in inverses:
+        if o.out in own.values() and o.args[0] in below:
+            continue  # a product before it needed it
+        if o.out not in products:
             through.copy(o)
-            below |= {o.args[0]: o.out} if o.out in stored.values() else {}
+            below |= {o.args[0]: o.out} if o.out in own.values() else {}
             continue
         y = product(b, moved[o.out][1] if o.out in moved else [o.args[1]], o.line)
         if o.args[0] not in below:
-            name = stored.get(o.args[0]) or b.fresh(f"{o.args[0]}_below")
+            name = own.get(o.args[0]) or b.fresh(f"{o.args[0]}_below")
             below[o.args[0]] = b.op("strictly_lower", o.args[0], line=inverses[o.args[0]].line, name=name)
         name = b.fresh(f"{o.out}_unscaled") if o.out in moved else o.out
         z = b.op("add", y, b.op("matmul", below[o.args[0]], y, line=o.line), line=o.line, name=name)
         if o.out in moved:
             through.multiplied(o, z)
-    if not below:
-        return None
     return b.finish()  # type: ignore[return-value]
