@@ -106,6 +106,8 @@ def causal_conv1d_fn(
         if y is not None and seq_idx is not None:
             _fail(name, "a tensor beside seq_idx", "None: a row has several sequences")
     check_floats("final_states_out", final_states_out, x, written=True)
+    if final_states_out is not None and final_states_out.requires_grad and final_states_out.is_leaf and torch.is_grad_enabled():
+        _fail("final_states_out", "a leaf that requires a gradient", "a buffer that requires none")
     if return_final_states and seq_idx is not None:
         _fail("return_final_states", "True beside seq_idx", "False: a row has several sequences")
     if final_states_out is not None and not return_final_states:
@@ -125,7 +127,7 @@ def causal_conv1d_fn(
 
 def causal_conv1d_update(
         x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
-        cache_seqlens: None = None, conv_state_indices: Tensor | None = None, *, target: str = "auto",
+        cache_seqlens: None = None, conv_state_indices: Tensor | None = None, pad_slot_id: int = -1, *, target: str = "auto",
         chunk_size: int | None = None, schedule: str | Schedule | None = None) -> Tensor:
     """causal-conv1d's decoding step: updates states in place, and returns y, of x's shape.
 
@@ -133,11 +135,14 @@ def causal_conv1d_update(
     conv_state: [batch, D, L] with L of W - 1 or more, the latest input last, in x's dtype. The last L inputs replace it: two
     passes of torch over it.
     conv_state_indices: int32 or int64 [batch]. conv_state is then a pool [slots, D, L], and these are the slots, none of them
-    twice; -1 skips a sequence: nothing is written, and its y is 0. cache_seqlens, for states that are ring buffers, must be None.
+    twice; -1 (pad_slot_id) skips a sequence: nothing is written, and its y is 0. cache_seqlens, for states that are ring buffers,
+    must be None.
 
     Raises ValueError that names the bad argument.
     """
     W = _check_weight(weight)
+    if pad_slot_id != -1:
+        _fail("pad_slot_id", repr(pad_slot_id), "-1")
     if cache_seqlens is not None:
         _fail("cache_seqlens", "a value", "None: the latest input of a state is its last")
     if len(shape_of("x", x)) not in (2, 3):

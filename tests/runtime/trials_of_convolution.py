@@ -24,9 +24,11 @@ CONVOLUTION = dict([
          return_final_states__beside_numbers_of_sequences=dict(seq_idx=NUMBERS, return_final_states=True),
          final_states_out__not_asked_for=dict(final_states_out=STATE), final_states_out__dtype=dict(
              return_final_states=True, final_states_out=STATE.long()), final_states_out__elements_in_two_places=dict(
-             return_final_states=True, final_states_out=STATE[:1].expand(B, -1, -1))),
+             return_final_states=True, final_states_out=STATE[:1].expand(B, -1, -1)), final_states_out__a_leaf=dict(
+             return_final_states=True, final_states_out=STATE.clone().requires_grad_())),
     *_of("causal_conv1d_update", dict(x=X[:, 0], conv_state=STATE, weight=WEIGHT),
-         cache_seqlens__ring_buffers=dict(cache_seqlens=NUMBERS[0]), x__rank=dict(x=X[0, 0]),
+         pad_slot_id__another=dict(pad_slot_id=0), cache_seqlens__ring_buffers=dict(cache_seqlens=NUMBERS[0]),
+         x__rank=dict(x=X[0, 0]),
          conv_state__few_inputs=dict(conv_state=STATE[..., 1:]), conv_state__dtype=dict(conv_state=STATE.float()),
          conv_state__elements_in_two_places=dict(conv_state=STATE[:1].expand(B, -1, -1)),
          conv_state_indices__shape=dict(conv_state_indices=NUMBERS),
