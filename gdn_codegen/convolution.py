@@ -107,7 +107,8 @@ def causal_conv1d_fn(
             _fail(name, "a tensor beside seq_idx", "None: a row has several sequences")
     check_floats("final_states_out", final_states_out, x, written=True)
     if final_states_out is not None and final_states_out.requires_grad and final_states_out.is_leaf and torch.is_grad_enabled():
-        _fail("final_states_out", "a leaf that requires a gradient", "a buffer that requires none")
+        _fail("final_states_out", "a leaf that requires a gradient",
+              "a buffer that requires none, or a call under torch.no_grad()")
     if return_final_states and seq_idx is not None:
         _fail("return_final_states", "True beside seq_idx", "False: a row has several sequences")
     if final_states_out is not None and not return_final_states:
