@@ -10,7 +10,7 @@ from .core import Op, Program
 from .ops import OPS
 
 #: Ops whose result has the sign of the first operand.
-KEEP = ("cumsum", "col", "row", "lower", "strictly_lower", "valid", "div", "expand")
+KEEP = ("cumsum", "col", "row", "lower", "strictly_lower", "valid", "div", "expand", "boundary")
 
 
 def log_decays(p: Program) -> set[str]:

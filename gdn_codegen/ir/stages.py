@@ -34,7 +34,7 @@ LEGAL = {
         Program.dims Program.extents Program.tokens Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over Tensor.wide
         grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head;
         index slot; Loop.step""",
-    "traced": "Program.scales decayed_product decayed_matmul",
+    "traced": "Program.scales boundary decayed_product decayed_matmul",
     "traced..cut": "Program.forgets rounded",
     "traced..typed": "unit_lower_inverse row_norm softplus",
     "traced..transferred placed..checked": "load.transposed store.transposed",

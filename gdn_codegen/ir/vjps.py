@@ -227,6 +227,11 @@ def valid(r: Reverse, o: Op, ct: str) -> None:
     r.give(o.args[0], r.op("valid", ct))
 
 
+def boundary(r: Reverse, o: Op, ct: str) -> None:
+    """Where a kernel takes the value from another one, that one may take the cotangent from it."""
+    r.give(o.args[0], r.op("boundary", ct, of=o.attr("of"), back=True))
+
+
 def decayed_product(r: Reverse, o: Op, ct: str) -> None:
     """P[i, j] = sum over c of a[i, c] b[j, c] exp(x[i, c] - y[j, c]), with x the sums before the token where there are such.
 

@@ -47,6 +47,7 @@ from .algebra.split_sums import split_sums
 from .algebra.stacked_inverse import stacked
 from .algebra.vectorise import vectorise
 from .algebra.whole_vectors import whole_vectors
+from .cut.boundaries import boundaries
 from .cut.comments import comments
 from .cut.decay_bound import decay_bound
 from .cut.kernels import cut
@@ -121,6 +122,7 @@ Passes = tuple[tuple[str, Pass], ...]
 
 
 FRONT: Passes = (
+    ("boundaries", lambda p, c: boundaries(p, c.schedule)),
     ("canonical", lambda p, c: canonical(p, c.schedule)),
     ("check_exponents", lambda p, c: check_exponents(p)),
     ("reuse_products", lambda p, c: reuse_products(p)),

@@ -1,7 +1,7 @@
 """Questions about uses of values: which ops read a value, and which values with storage an expression reads."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from ..ir.core import Op, Stmt, walk
 
@@ -13,6 +13,20 @@ def readers(body: tuple[Stmt, ...]) -> dict[str, list[tuple[Op, int]]]:
         for n, a in enumerate(o.args):
             out.setdefault(a, []).append((o, n))
     return out
+
+
+def needed_before(o: Op, defs: Mapping[str, Op], known: Collection[str]) -> list[Op]:
+    """The ops that have to come before `o`, in order. defs: the ops by value. known: the values that are there already."""
+    out: dict[str, Op] = {}
+
+    def visit(a: str) -> None:
+        if a not in known and a not in out:
+            for x in defs[a].args:
+                visit(x)
+            out[a] = defs[a]
+    for a in o.args:
+        visit(a)
+    return list(out.values())
 
 
 def stored_under(body: tuple[Stmt, ...]) -> Callable[[str], set[str]]:

@@ -12,7 +12,7 @@ FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution", "state_solution",
          "right_side", "operand", "keyed", "update", "pair", "summand", "factor", "score", "late_score", "keyless", "early",
-         "early_keyless", "sum", "tile")
+         "early_keyless", "sum", "tile", "converted", "core")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -214,14 +214,16 @@ SCHEDULES = {s.name: s for s in (
              warm_up="state"),
     Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state_layout="vk", stages=3,
              warm_up="state"),
-    Schedule("gradient", (BEFORE_BACK, ("@state", "@solution"), ("@output",)), state_layout="vk", narrow_workspaces=True),
+    Schedule("gradient", ((*BEFORE_BACK, "@converted"), ("@state", "@solution"), ("@core",), ("@output",)), state_layout="vk",
+             narrow_workspaces=True),
     Schedule("operand_gradient", ((*BEFORE_BACK, "@early", "@operand"), ("@state", "@solution"), ("@output",)), state_layout="vk",
              narrow_workspaces=True),
-    Schedule("fused_gradient", (BEFORE_BACK[:-1], ("@state", "@output", "@early")), state_layout="vk", narrow_workspaces=True,
-             warm_up="state"),
-    Schedule("channel_gradient", (("@gate_sum", "@inverse", "@summand", "@factor", "@early_keyless", "@operand"),
+    Schedule("fused_gradient", ((*BEFORE_BACK[:-1], "@converted"), ("@state", "@core", "@early"), ("@output",)),
+             state_layout="vk", narrow_workspaces=True, warm_up="state"),
+    Schedule("channel_gradient", (("@converted",),
+                                  ("@gate_sum", "@inverse", "@summand", "@factor", "@early_keyless", "@operand"),
                                   ("@weight", "@offset", "@score"), ("@state", "@solution"), ("@early",),
-                                  ("@late_score", "@keyless"), ("@output",)),
+                                  ("@late_score", "@keyless"), ("@core",), ("@output",)),
              state_layout="vk", k_block=64, narrow_workspaces=True),
 )}
 

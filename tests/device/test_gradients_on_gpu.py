@@ -29,18 +29,21 @@ def on_a_gpu(monkeypatch):
     monkeypatch.setattr(problems.Problem, "device", "cuda")
 
 
-def compared(p, **said):
-    """Backward of a call twice: both have the same bits, and are near the recurrence's gradients."""
+def compared(p, forms=None, numbers=None, **said):
+    """Backward of a call twice: both have the same bits, and are near the recurrence's gradients. forms: what the page reads.
+    numbers: A_log and dt_bias."""
     gen, found = torch.Generator().manual_seed(1), []
     d_o, d_final = (torch.randn(y.shape, generator=gen).to(p.device) for y in (p.v, p.S))
     said = {"chunk_size": 64, **said} if p.page == "mamba2" else said
+    given = {**p.x, **(numbers or {}), "S": p.S}
     for _ in range(2):
-        x = {n: y.clone().requires_grad_() for n, y in {**p.x, "S": p.S}.items()}
-        o, final = p.call({n: y for n, y in x.items() if n != "S"}, initial_state=x["S"], output_final_state=True, **said)
+        x = {n: y.clone().requires_grad_() for n, y in given.items()}
+        o, final = p.call({n: y for n, y in x.items() if n in p.x}, initial_state=x["S"], output_final_state=True,
+                          **{n: x[n] for n in numbers or ()}, **said)
         ends = [d_o.to(o.dtype), d_final.to(final.dtype)]
         found.append(torch.autograd.grad([o.reshape(d_o.shape), final], list(x.values()), ends))
     assert all(map(torch.equal, *found))
-    want = gradients.expected(p.page, p.case, {**p.x, "S": p.S}, d_o.to(p.v.dtype), d_final)
+    want = gradients.expected(p.page, p.case, given, d_o.to(p.v.dtype), d_final, forms)
     errors = {n: gradients.relative(got.double(), y) for (n, y), got in zip(want.items(), found[0], strict=True)}
     assert all(e < ACCEPTED for e in errors.values()), errors
 
@@ -52,6 +55,28 @@ def test_every_member(target, size, page, monkeypatch):
     for n in ("K", "V"):
         monkeypatch.setitem(problems.SIZES, n, size)
     compared(problems.Problem(page, target, LENGTHS, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("page", ["gated_delta_rule", "delta_rule", "simple_gla", "kimi_delta_attention", "gla"])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("target", HERE)
+def test_input_forms(target, size, page, monkeypatch):
+    """Raw gates, what comes before a sigmoid, and rows that the kernels divide by their norms, as layers of FLA call."""
+    for n in ("K", "V"):
+        monkeypatch.setitem(problems.SIZES, n, size)
+    p, gen = problems.Problem(page, target, LENGTHS, dtype=torch.bfloat16), torch.Generator().manual_seed(2)
+    forms, numbers, said = {n: gradients.norm(n) for n in ("q", "k")}, {}, {"use_qk_l2norm_in_kernel": True}
+    p.x |= {n: 3 * p.x[n] for n in ("q", "k")}
+    if p.gate:
+        shape = p.x["g"].shape
+        p.x["g"], numbers["A_log"], numbers["dt_bias"] = (torch.randn(s, generator=gen).to(p.device) for s in
+                                                          (shape, shape[1:2], shape[1:]))
+        p.x["g"] = p.x["g"].bfloat16()  # as a projection gives it
+        forms, said = {**forms, "g": gradients.raw_gate}, {**said, "gate": "raw"}
+    if "beta" in p.x:
+        p.x["beta"] = torch.randn(p.x["beta"].shape, generator=gen).to(p.device)
+        forms, said = {**forms, "beta": lambda x: x["beta"].sigmoid()}, {**said, "beta_form": "sigmoid"}
+    compared(p, forms, numbers, **said)
 
 
 @pytest.mark.parametrize("save", ["nothing", "rounded_states", "states"])

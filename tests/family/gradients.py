@@ -1,9 +1,12 @@
 """Gradients of the members of the family by torch.autograd, through the recurrence of a token in float64."""
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from members import MEMBERS, Case, of_head
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from gdn_codegen.algorithms import find
 
@@ -30,10 +33,27 @@ def outputs(name: str, c: Case, x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return o, torch.stack(finals).view(len(c.lengths), c.value_heads, K, V)
 
 
-def expected(name: str, c: Case, x: dict[str, Tensor], d_o: Tensor, d_final: Tensor) -> dict[str, Tensor]:
-    """The gradient of sum(o * d_o) + sum(final states * d_final) by each input and by S, in float64."""
+#: By name, what the page reads of callers' inputs.
+Forms = dict[str, Callable[[dict[str, Tensor]], Tensor]]
+
+
+def norm(name: str) -> Callable[[dict[str, Tensor]], Tensor]:
+    """The form of an input whose rows the kernels divide by their norms."""
+    return lambda x: x[name] * (x[name].square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def raw_gate(x: dict[str, Tensor]) -> Tensor:
+    """What the page reads of raw gates g, and of A_log and dt_bias."""
+    rate = x["A_log"].exp()
+    return -rate.view(-1, *[1] * (x["g"].ndim - 2)) * softplus(x["g"] + x["dt_bias"])
+
+
+def expected(name: str, c: Case, x: dict[str, Tensor], d_o: Tensor, d_final: Tensor, forms: Forms | None = None
+             ) -> dict[str, Tensor]:
+    """The gradient of sum(o * d_o) + sum(final states * d_final) by each input and by S, in float64. x: as callers have them."""
     leaves = {n: y.double().detach().requires_grad_() for n, y in x.items()}
-    o, final = outputs(name, c, leaves)
+    page = {n: forms[n](leaves) if forms and n in forms else leaves[n] for n in (*find(name).inputs, "S")}
+    o, final = outputs(name, c, page)
     loss = (o * d_o.double()).sum() + (final * d_final.double()).sum()
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return {n: torch.zeros_like(y) if d is None else d for (n, y), d in zip(leaves.items(), found, strict=True)}

@@ -13,7 +13,6 @@ import pytest
 import torch
 from problems import CALLS, Problem
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.runtime.call import gradient_builds
@@ -118,7 +117,7 @@ def test_raw_gates_and_sigmoid_beta() -> None:
     """The gradients by A_log, dt_bias, and what comes before the sigmoid, once and twice."""
     p, gen = Problem("gated_delta_rule", HERE[0], (17, 0, 5), dtype=torch.float32), torch.Generator().manual_seed(1)
     x, A, bias = (torch.randn(s, generator=gen) for s in (p.x["g"].shape, (2,), (2,)))
-    gate = {"g": lambda y: -y["A_log"].exp() * softplus(y["g"] + y["dt_bias"])}
+    gate = {"g": gradients.raw_gate}
     for form, most in (("sigmoid", 1.0), ("twice_sigmoid", 2.0)):
         beta = {"beta": lambda y, most=most: most * y["beta"].sigmoid()}
         right(errors(p, {"g": x, "A_log": A, "dt_bias": bias, "beta": logit(most)(p.x["beta"])}, {**gate, **beta}, gate="raw",
@@ -127,7 +126,7 @@ def test_raw_gates_and_sigmoid_beta() -> None:
 
 def test_norms_of_rows() -> None:
     p = Problem("gated_delta_rule", HERE[0], (17, 5), dtype=torch.float32)
-    norm = {n: lambda y, n=n: y[n] * (y[n].square().sum(-1, keepdim=True) + 1e-6).rsqrt() for n in ("q", "k")}
+    norm = {n: gradients.norm(n) for n in ("q", "k")}
     x = {n: 3 * p.x[n] for n in ("q", "k")}
     right(errors(p, x, norm, use_qk_l2norm_in_kernel=True))
     for y in x.values():  # as a projection with weights of zero gives it
@@ -142,9 +141,7 @@ def test_forms_of_other_members(page: str) -> None:
     right(errors(p, {"g": p.x["g"].exp()}, {"g": lambda y: y["g"].log()}, gate="linear"))
     shape = p.x["g"].shape
     x, A, bias = (torch.randn(s, generator=gen) for s in (shape, shape[1:2], shape[1:]))
-    rate = (2, *[1] * (len(shape) - 2))
-    right(errors(p, {"g": x, "A_log": A, "dt_bias": bias},
-                 {"g": lambda y: -y["A_log"].exp().view(rate) * softplus(y["g"] + y["dt_bias"])}, gate="raw"))
+    right(errors(p, {"g": x, "A_log": A, "dt_bias": bias}, {"g": gradients.raw_gate}, gate="raw"))
 
 
 def test_layouts_and_views() -> None:

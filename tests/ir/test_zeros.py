@@ -27,7 +27,7 @@ CASES = {
     "full": [((), {"dims": CK, "value": 0.0}), ((), {"dims": CK, "value": 1.0})],
     **{n: [(pair, {}) for pair in PAIRS] for n in ("add", "sub", "mul", "div", "maximum", "minimum")},
     **{n: [((x,), {}) for x in (CK, C)]
-       for n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus", "rounded", "row_norm", "last")},
+       for n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus", "rounded", "boundary", "row_norm", "last")},
     "row_norm": [((CK,), {})], "cast": [((CK,), {"to": "float16"})], "move": [((CK,), {"space": "shared"})],
     "col": [((C,), {})], "row": [((C,), {})],
     "expand": [((x,), {"dims": CK}) for x in (COL, ROW, CK, NUMBER)],

@@ -142,7 +142,8 @@ def test_roles_of_gated_delta_rule(form, own):
     p = rewrite(find("gated_delta_rule").trace(), Schedule("own", (("@output", "@state"),), form=form))
     assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",),
                         "summand": own["offset"], "early": own["offset"], "early_keyless": own["offset"],
-                        "factor": (), "score": (), "late_score": (), "keyless": ("o",), "sum": (), "tile": ("o",),
+                        "factor": (), "score": (), "late_score": (), "keyless": ("o",), "sum": (), "tile": ("o",), "core": ("o",),
+                        "converted": (),
                         "pair": (own["operand"][-2],), "keyed": own["weight"], "state_solution": own["solution"],
                         "update": (), **own}
 
@@ -168,7 +169,7 @@ def test_a_role_that_no_value_has_is_empty_and_one_may_have_several_values():
     assert have == {"output": ("y",), "state": ("S", "Z"), "gate": ("g",), "gate_sum": ("G",),
                     "operand": ("P", "exp_G", "row_sums_P_k_q", "w"), "early": ("P_v", "row_sums_P_k_q"),
                     "early_keyless": ("P_v", "row_sums_P_k_q"), "keyless": ("y",), "pair": ("P",), "keyed": ("w",),
-                    "sum": ("row_sums_q_Z_q",), "tile": ("y",)}
+                    "sum": ("row_sums_q_Z_q",), "tile": ("y",), "core": ("y",)}
     p = inverse_read_twice.trace()
     assert roles(p)["inverse"] == ("Tinv",) and roles(p)["solution"] == ("U",) and len(roles(p)["offset"]) == 1
 

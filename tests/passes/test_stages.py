@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from gdn_codegen import targets
-from gdn_codegen.derived_pages import find
+from gdn_codegen.derived_pages import derived, find
 from gdn_codegen.ir.builder import (
     algorithm,
     carried,
@@ -87,6 +87,7 @@ BUILDS = [
     ("pto", "", every_op, varied("fused", channel_slots=2), SMALL, ""),
     ("pto", "", find("gla.gradient"), varied("fused"), SMALL, ""),
     ("pto", "", find("gated_delta_rule.gradient"), varied("prepared", v_piece=16), SMALL, ""),
+    ("triton", "", derived(GDN, "gradient", (("k", "l2norm"),)), varied("gradient"), SMALL, ""),
     ("pto", "", running_sums, Schedule("sums", (("W",), ("o", "S"))), SMALL, ""),
     ("triton", "", GDN, varied("fused", v_block=32, state_layout="vk"), {**LARGE, "C": 1}, "state=vk"),
     ("tilelang", "", GDN, varied("fused", v_block=32), {**LARGE, "C": 1}, "state=pool/in_place/slots/accepted/parents"),

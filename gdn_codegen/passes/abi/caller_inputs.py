@@ -32,10 +32,10 @@ EPS = 1e-6  # as in FLA
 def caller_inputs(p: Program, c: Contract, narrow: bool = True, scaled: bool = True) -> Program:
     """`p` for callers that pass inputs as `c` says.
 
-    narrow: whether the device reads 16-bit numbers per head; if not, the host casts them to float32. scaled: whether products may
-    take rows before their norm, and what meets these is scaled. The scale of a row of zeros is then 0, which is no matter but for
-    its derivative: that of x / sqrt(sum(x^2) + eps) is 1 / sqrt(eps) there. Raises ContractError if `c`
-    names an input that `p` does not have, or a form or dtype that does not fit the input's dims.
+    narrow: whether the device reads 16-bit numbers per head; if not, the host casts them to float32. scaled: False where a
+    gradient is taken. Else products may take rows before their norm, and what meets these is scaled. The scale of a row of zeros
+    is then 0, which is no matter but for its derivative: that of x / sqrt(sum(x^2) + eps) is 1 / sqrt(eps) there. Raises
+    ContractError if `c` names an input that `p` does not have, or a form or dtype that does not fit the input's dims.
     """
     tokens = {t.name: t for t in p.role("input") if t.index == "token"}
     of_heads = {n: fill for _, form in c.inputs for n, fill in INPUT_FORMS[form].heads.items()}
@@ -102,7 +102,7 @@ class _Accept:
             if form in ("", "unit"):
                 b.copy(o)
                 continue
-            self.line = Line(-len(self.source) - 1)
+            self.line, self.tensor = Line(-len(self.source) - 1), o.attr("tensor")
             x = b.op("load", name=b.fresh(f"{o.out}_in"), **dict(o.attrs))
             text = self.l2norm(b, x, o.out) if INPUT_FORMS[form].rows else self.value(b, INPUT_FORMS[form], x, o.out)
             self.source[self.line.number] = f"{o.out} = {text}"
@@ -122,11 +122,17 @@ class _Accept:
             return self.op(b, "scalar", tensor=tensor)
         return self.op(b, "cast", self.op(b, "scalar", tensor=tensor, dtype=dtype), to="float32")
 
+    def give(self, b: Body, kind: str, *args: str, name: str) -> None:
+        """Compute the value `name` of a form. Where a gradient is taken, it lies behind a boundary."""
+        made = self.op(b, kind, *args, name=name if self.scaled else "")
+        if not self.scaled:
+            self.op(b, "boundary", made, name=name, of=self.tensor)
+
     def value(self, b: Body, form: InputForm, x: str, name: str) -> str:
         """Compute a form's value of the loaded x and of numbers of the head. Returns the text of the added line."""
         found = {"x": x, **{n: self.number(b, n) for n in form.heads}}
         made = build(form.value, found, lambda kind, args, attrs: self.op(b, kind, *args, **dict(attrs)))
-        self.op(b, "valid", made, name=name)
+        self.give(b, "valid", made, name=name)
         return re.sub(r"\bx\b", x, form.value)
 
     def l2norm(self, b: Body, x: str, name: str) -> str:
@@ -139,6 +145,6 @@ class _Accept:
             self.scales.append(r)
         else:
             self.op(b, "rsqrt", self.op(b, "add", total, EPS), name=r)
-        self.op(b, "mul", self.op(b, "col", r), x, name=name)
+        self.give(b, "mul", self.op(b, "col", r), x, name=name)
         return f"{r}[:, None] * {x} with {r} = rsqrt(row_sum({x} * {x}) + {EPS}); products take {x}, and what meets it is scaled"
 

@@ -6,6 +6,7 @@
 - A tile that has as many rows as the carried value, and more than one warp group holds, is computed with the state. So are
   values that are computed from it.
 - A product onto which another product accumulates has that product's task, if this is "state" or "output".
+- Stores of outputs, and of what neither of these two computes, have the task "store".
 - A float32 tile that does not depend on the state is computed by the state's agents if they read it. So are its other readers.
 """
 from __future__ import annotations
@@ -124,7 +125,8 @@ class Tasks:
                 out[o] = "vectors"
             elif tasks[o] == "rest":
                 out[o] = "gates"
-        return out
+        made_apart = {o.out for o, task in out.items() if o.out and task not in STATES}
+        return out | {o: "store" for o in self.inside if o.kind == "store" and o.args[0] in made_apart}
 
     def _followed(self, tasks: dict[Op, str]) -> dict[Op, str]:
         """The tasks after readers of a float32 tile of the state's agents have moved to these agents too."""

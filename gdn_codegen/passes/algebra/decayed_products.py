@@ -34,6 +34,7 @@ from typing import Any
 from ...ir.core import Op, Program
 from ..common import walk_body, with_walk_body
 from ..stage import takes
+from ..uses import needed_before, readers
 from .decayed_matmuls import decayed_matmuls
 from .joint_levels import LEAST, JointLevels, partners
 from .ranges import ANY, steps
@@ -41,6 +42,7 @@ from .ranges import ANY, steps
 #: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
 #: float32's range. float16 keeps no digits of small numbers, such as 1e-4 exp(-10), which exp(10) would make visible.
 LIMITS = {"float16": 0.0, "bfloat16": 40.0, "float32": 40.0}
+DECAYED = ("decayed_product", "decayed_matmul")
 
 
 @takes("traced")
@@ -49,15 +51,17 @@ def decayed_products(p: Program, dtype: str, joint: bool) -> Program:
     level, so that the scaled operands and the products of one level are live at a time. dtype: of the operands of products.
     joint: whether one product of a level may serve two of them (`joint_levels`), as where threads wait for each product."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
-    if not any(o.kind in ("decayed_product", "decayed_matmul") for o in ops):
+    if not any(o.kind in DECAYED for o in ops):
         return p
-    strict = _strict(ops)
+    strict, defs = _strict(ops), {o.out: o for o in ops}
     b, done = walk_body(p), set[str]()
     for o in ops:
-        if o.kind in ("decayed_product", "decayed_matmul") and o.out not in done:
-            ready = {c.name for c in p.walk.carried} | set(b.types)
-            alike = [x for x in ops if x.kind == o.kind and x.args[2] == o.args[2]]
-            group = [x for x in alike if x.out not in done and set(x.args) <= ready]
+        if o.kind in DECAYED and o.out not in done:
+            alike = [x for x in ops if x.kind == o.kind and x.args[2] == o.args[2] and x.out not in done]
+            for needed in (needed_before(x, defs, b.types) for x in alike):
+                if all(x.kind not in (*DECAYED, "matmul") for x in needed):  # so that one product may serve two of the group
+                    done |= {b.copy(x) for x in needed}
+            group = [x for x in alike if set(x.args) <= set(b.types)]
             block = _block(group, ops, p.sizes["C"], LIMITS[dtype])
             sizes = [1 << n for n in reversed(range(p.sizes["C"].bit_length() - 1)) if 1 << n >= block]
             levels = JointLevels(b, partners(group, ops) if joint and len(sizes) >= LEAST else [], sizes)
@@ -74,17 +78,14 @@ def decayed_products(p: Program, dtype: str, joint: bool) -> Program:
 def _strict(ops: list[Op]) -> set[str]:
     """The values whose diagonal nobody reads: operands of `strictly_lower`, and factors, with any sign, of such alone."""
     out: set[str] = set()
-    readers: dict[str, list[Op]] = {}
-    for o in ops:
-        for a in o.args:
-            readers.setdefault(a, []).append(o)
+    read = readers(tuple(ops))
 
     def below(o: Op) -> bool:
         """Whether `o` reads only what is below the diagonal of its operands."""
         return (o.kind == "strictly_lower" and not o.attr("fill")) or (o.kind in ("mul", "neg") and o.out in out)
 
     for o in reversed(ops):
-        if o.out in readers and all(map(below, readers[o.out])):
+        if o.out in read and all(below(x) for x, _ in read[o.out]):
             out.add(o.out)
     return out
 

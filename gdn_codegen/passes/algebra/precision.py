@@ -67,7 +67,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract, rounds_first: tu
             return t.dtype
         if t.index == "slot" and t.role != "workspace":
             return c.dtype(t.name)
-        narrow = s.narrow_workspaces and t.index == "slot" and len(t.dims) == 2 and t.name not in exponents
+        narrow = s.narrow_workspaces and t.index == "slot" and len(t.dims) == 2 and not t.wide and t.name not in exponents
         return dtype if narrow or only_products.get(t.name) else "float32"
 
     tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)

@@ -14,7 +14,7 @@ from ...ir.core import Op
 Range = tuple[float, float]
 ANY: Range = (-inf, inf)
 #: Ops whose entries are entries of the operand, or the same and zeros.
-SAME, OR_ZERO = ("col", "row", "expand", "cast", "last", "segment"), ("valid", "pairs", "diagonal_blocks")
+SAME, OR_ZERO = ("col", "row", "expand", "cast", "last", "segment", "boundary"), ("valid", "pairs", "diagonal_blocks")
 #: By op: the range of its values for any operand.
 ALWAYS: dict[str, Range] = {"sigmoid": (0.0, 1.0), "softplus": (0.0, inf), "eye": (0.0, 1.0)}
 

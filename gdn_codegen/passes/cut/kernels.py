@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...ir.core import Kernel, Loop, Op, Program, Stmt
+from ...ir.core import Kernel, Loop, Op, Program
 from ...ir.types import Tensor
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
 from .blocks import blocked_dim
+from .boundaries import without_boundaries
 from .groups import KernelGroups, Slice
 from .resolve import resolved
 from .roles import roles
@@ -80,9 +81,11 @@ def _read_order(g: KernelGroups) -> Callable[[str], tuple[int, int]]:
 
 def _workspace(g: KernelGroups, n: str) -> Tensor:
     """The workspace of a value: one tile for each chunk slot."""
-    t = g.states[n].type if n in g.states else g.defs[n].type
+    o = g.defs.get(n)
+    t = g.states[n].type if o is None else o.type
     assert t is not None
-    return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype)
+    wide = o is not None and o.kind == "boundary" and g.p.tensor(o.attr("of")).wide
+    return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype, wide=wide)
 
 
 def _kernel(g: KernelGroups, i: int, part: Slice, read_later: set[str]) -> tuple[Kernel, list[Tensor]]:
@@ -90,7 +93,7 @@ def _kernel(g: KernelGroups, i: int, part: Slice, read_later: set[str]) -> tuple
     group = g.s.kernels[i]
     made = [_workspace(g, n) for n in group if n in read_later]
     kept = {t.name[:-3] for t in made}
-    body: list[Stmt] = []
+    body: list[Op] = []
     for n in sorted(part.reads, key=_read_order(g)):
         t = _workspace(g, n)
         body.append(Op("load", n, (), (("tensor", t.name),), t.tile))
@@ -105,6 +108,7 @@ def _kernel(g: KernelGroups, i: int, part: Slice, read_later: set[str]) -> tuple
                                     if o in g.kept else o.args[0] in group):
             body.append(o)
     name = "_".join(group if len(group) <= NAMED else (*group[:NAMED - 1], "and", str(len(group) - NAMED + 1), "more"))
+    body = without_boundaries(body, {n for c in g.loop.carried for n in (c.name, c.next)})
     if not part.walks:
         return Kernel(name, "chunks", tuple(body)), made
     walked = tuple(c for c in g.loop.carried if c.next in part.ops or c.next in part.reads)

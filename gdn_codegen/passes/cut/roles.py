@@ -15,10 +15,12 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - summand: a tile of tokens that depends on no state, and is added to one on which the next state depends.
 - factor: a tile of tokens x tokens that depends on no state, and multiplies one that does, entry by entry.
 - score, late_score: a product over V of two tiles of tokens: a number for each pair of tokens. A late one depends on a state.
-- keyless: an output without the dim K that depends on no running sum of what depends on a state.
-- early: what a kernel before a walk can compute. That is an output that depends on no state, and a tile or vector of tokens that
-  depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
-- sum: a sum over rows or columns of a tile that depends on a state. tile: an output of several numbers a token.
+- keyless: a value of `core` without the dim K that depends on no running sum of what depends on a state.
+- early: what a kernel before a walk can compute. That is a value of `core` that depends on no state, and a tile or vector of
+  tokens that depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
+- sum: a sum over rows or columns of a tile that depends on a state.
+- converted: an input behind the boundary after its input form. core: what the page itself gives, with no derivative of a form: an
+  output, or the cotangent before the boundary of a form. tile: one of several numbers a token.
 """
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from ...ir.core import Op, Program, types, uses
 from ...ir.ops import OPS
 from ...schedule.schedule import ROLES
 from .groups import keeps_state
-from .sums import factors, scores, sums
+from .sums import after, factors, scores, sums
 
 
 def roles(p: Program) -> dict[str, tuple[str, ...]]:
@@ -45,14 +47,13 @@ class _Roles:
         self.outputs = tuple(o.args[0] for o in self.ops if o.kind == "store" and not keeps_state(p, o))
         self.type |= {c.name: c.type for c in loop.carried}
         self.given = {*self.outputs, *(c.next for c in loop.carried)}  # results of the call
-        self.waits = set(self.states)  # values that depend on a state
+        self.waits = after(self.ops, self.states)  # values that depend on a state
         self.wanted, self.needed = set(self.given), {c.next for c in loop.carried}  # by a result, by a next state
-        for o in self.ops:
-            if self.waits & set(o.args):
-                self.waits.add(o.out)
         for o in reversed(self.ops):
             self.wanted |= set(o.args) if o.out in self.wanted else set()
             self.needed |= set(o.args) if o.out in self.needed else set()
+        cotangents = {o.out for o in self.ops if o.kind == "boundary" and o.attr("back")}
+        self.core = tuple(n for n in self.defs if n in cotangents & self.wanted | set(self.outputs) - after(self.ops, cotangents))
 
     def of(self) -> dict[str, tuple[str, ...]]:
         """The values of each role, in the order of their definition."""
@@ -74,12 +75,14 @@ class _Roles:
             "keyed": {n for n in self.operands() if "K" in self.type[n].dims},
             "update": factors(self.ops, self.waits & self.needed, {self.type[n].dims for n in self.states}) & self.operands(),
             "pair": {n for n in self.operands() - inverses if self.type[n].dims == ("C", "C")},
-            "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits}
+            "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits,
+            "converted": {o.out for o in self.ops if o.kind == "boundary" and not o.attr("back")}}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)
                for r, names in found.items()}
         early, keyless = self.early(), self.keyless()
         late = {"early": early, "early_keyless": tuple(n for n in early if "K" not in self.type[n].dims), "output": self.outputs,
-                "keyless": keyless, "state": self.states, "tile": tuple(n for n in self.outputs if self.type[n].rank == 2)}
+                "keyless": keyless, "core": self.core, "state": self.states,
+                "tile": tuple(n for n in self.core if self.type[n].rank == 2)}
         assert {*own, *late} == set(ROLES)
         return {**own, **late}
 
@@ -122,12 +125,9 @@ class _Roles:
                 if a not in self.waits and a in self.defs and self.type[a].dims == ("C", "C") and not OPS[self.defs[a].kind].view}
 
     def keyless(self) -> tuple[str, ...]:
-        """Outputs without the dim K that depend on no running sum of what depends on a state."""
-        summed = {o.out for o in self.ops if o.kind == "cumsum" and o.out in self.waits}
-        for o in self.ops:
-            if summed & set(o.args):
-                summed.add(o.out)
-        return tuple(n for n in self.outputs if "K" not in self.type[n].dims and n not in summed)
+        """Values of `core` without the dim K that depend on no running sum of what depends on a state."""
+        summed = after(self.ops, {o.out for o in self.ops if o.kind == "cumsum" and o.out in self.waits})
+        return tuple(n for n in self.core if "K" not in self.type[n].dims and n not in summed)
 
     def added(self, sums: set[str]) -> set[str]:
         """Computed tiles and vectors of tokens that depend on no state, and are operands of the sums and differences `sums`."""
@@ -135,8 +135,8 @@ class _Roles:
                 if a not in self.waits and self.defs[a].kind != "load" and self.type[a].dims[:1] == ("C",)}
 
     def early(self) -> tuple[str, ...]:
-        """Outputs that depend on no state, and what is added to values that do."""
-        found = {n for n in self.added(self.waits & self.wanted) if self.type[n].dims != ("C", "C")} | set(self.outputs)
+        """Values of `core` that depend on no state, and what is added to values that do."""
+        found = {n for n in self.added(self.waits & self.wanted) if self.type[n].dims != ("C", "C")} | set(self.core)
         return tuple(n for n in self.defs if n in found - self.waits)
 
     def grown(self, n: str) -> str:

@@ -89,7 +89,7 @@ def _threads(k: Kernel, device: Device) -> int:
     shapes = {b.name: b.shape for b in k.buffers}
     products = [shapes[o.buffer] for o in k.ops if o.kind == "matmul"]
     shared = packed_bytes(k) if k.grid == "chunks" and products else 0
-    live = shared > 0 and live_bytes(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
+    live = k.grid == "chunks" and live_bytes(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
     large = live or shared > MOST_SHARED or fragments(k) > MOST_OF_A_FRAGMENT * GROUP
     large = large and all(shape[-1] > 16 for shape in products)
     alone = live and 2 * shared > device.spaces["shared"] and all(shape[-1] == 64 for shape in products)

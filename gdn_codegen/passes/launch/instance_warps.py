@@ -3,6 +3,8 @@
 A number in the schedule's `warps` is taken, or in `piece_warps` for a kernel that takes pieces of K (`column_loop`). Otherwise an
 instance has four warps, with these exceptions:
 - Eight, if a carried value has 128 x 128 entries or more, which is about 64 float32 registers per thread.
+- In a kernel that has no products and carries no value, as many as hold its largest tile in ALONE registers of each lane, from
+  two to eight.
 - Two, if no product has more than 32 x 32 entries, because more warps would only exchange data.
 - Two, if a product of 64 rows or more has fewer than 64 columns, beside many products of 64 x 64 or more, as those of an inverse.
   With more warps Triton makes wgmmas of them. On an H100, Triton 3.6, such kernels (`fused`, `prepared`; V = 16 or 32, 16 bits)
@@ -29,6 +31,8 @@ MULTIPLICATIONS = 13_000
 #: Entries that each lane holds of the sums that a loop over columns carries, at most. On an H100 kernels with one or two sums of
 #: 32 x 32 took 0.75 to 0.95 times as long with one warp as with two; one with four spills with one.
 SUMS = 64
+#: Entries that each lane holds of a tile, in kernels without products.
+ALONE = 32
 #: The most warps for such products: 128 registers for each lane.
 MOST = 16
 
@@ -58,6 +62,9 @@ def _by_tiles(p: Program, k: Kernel) -> int:
     shapes = [o.type.shape(sizes) for o in k.ops if o.kind == "matmul" and o.type]
     if max(carried, default=0) >= 128 * 128:
         return 8
+    if not shapes and not carried:
+        largest = max((prod(o.type.shape(sizes)) for o in k.ops if o.type), default=0)
+        return max(2, min(8, largest // (WARP * ALONE)))
     many = sum(shape == (sizes["C"], sizes["C"]) and sizes["C"] >= 64 for shape in shapes) > FEW
     narrow = many and any(rows >= 64 and columns < 64 for *_, rows, columns in shapes)
     return 2 if narrow or max(map(prod, shapes), default=32 * 32) <= 32 * 32 else 4

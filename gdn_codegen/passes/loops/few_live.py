@@ -39,6 +39,22 @@ def late(k: Kernel, sizes: Mapping[str, int]) -> Kernel:
     return replace(k, body=tuple(_Greedy(k.ops, sizes).in_order()))
 
 
+def by_stores(k: Kernel) -> Kernel:
+    """`k`, whose body has no loop, with its loads first, and then its stores, in their order, each after what it needs."""
+    defs, done = {o.out: o for o in k.ops if o.out}, dict[Op, None]()
+    for o in sorted((o for o in k.ops if not o.out or o.kind == "load"), key=lambda o: o.kind != "load"):
+        _emit(o, defs, done)
+    return replace(k, body=tuple(done))
+
+
+def _emit(o: Op, defs: Mapping[str, Op], done: dict[Op, None]) -> None:
+    """Append an op to `done` after its operands, once."""
+    if o not in done:
+        for a in o.args:
+            _emit(defs[a], defs, done)
+        done[o] = None
+
+
 class _Greedy:
     """Ops in the order in which they are chosen. A step is an op that is chosen: any but loads, views and elementwise ops. A sum
     of two tiles is a step, too, because it frees both."""
@@ -96,7 +112,4 @@ class _Greedy:
 
     def emit(self, o: Op) -> None:
         """Append an op after its operands, once."""
-        if o not in self.done:
-            for a in o.args:
-                self.emit(self.defs[a])
-            self.done[o] = None
+        _emit(o, self.defs, self.done)

@@ -9,11 +9,11 @@ device names for their kind. Where the device allows it (`in_place`), values sha
 - the running sums of a tile's columns and that tile;
 - values of the same shape and dtype in a limited space that are never live at the same time.
 
-A kernel over chunks with products waits for its loads, unless another block on the multiprocessor computes meanwhile. Where its
-tiles leave no room for two blocks, it gets another order (`few_live`, or else `late`), if two fit so, with registers for their
-fragments. Otherwise, and where two blocks fit anyway, it gets the order of `late` if fewer fragments are live so. Where its tiles
-do not fit at all, it gets that of `few_live`. If they still do not fit it computes operands again (`recompute`), or has pieces
-of the columns of K (`column_pieces`).
+A kernel over chunks without products gets the order of `by_stores` if fewer fragments are live so. One with products waits for
+its loads, unless another block on the multiprocessor computes meanwhile. Where its tiles leave no room for two blocks, it gets
+another order (`few_live`, or else `late`), if two fit so, with registers for their fragments. Otherwise, and where two fit
+anyway, it gets the order of `late` if fewer fragments are live so. Where its tiles do not fit at all, it gets that of `few_live`.
+If they still do not fit it computes operands again (`recompute`), or has pieces of the columns of K (`column_pieces`).
 """
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dataclasses import replace
 from math import prod
 
 from ...devices import Device
-from ...ir.core import NO_LINE, Buffer, Kernel, Line, Op, Program, Stmt, map_ops, walk
+from ...ir.core import NO_LINE, Buffer, Kernel, Line, Loop, Op, Program, Stmt, map_ops, walk
 from ...ir.types import BYTES
 from ...schedule.schedule import Schedule, ScheduleError
 from ..loops.column_pieces import pieces_of_k
 from ..loops.early_loads import early_loads
-from ..loops.few_live import few_live, late
+from ..loops.few_live import by_stores, few_live, late
 from ..stage import takes
 from .buffer_names import named
 from .live_bytes import ALIGNMENT, live_bytes, most_of_two, packed_bytes, two_fit
@@ -51,9 +51,12 @@ def place(p: Program, s: Schedule, device: Device) -> Program:
 def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
     """The kernel with buffers, in an order for which shared memory has room, for two blocks if possible."""
     limit = device.spaces.get("shared", 0)
-    if not limit or k.grid != "chunks" or not any(o.kind == "matmul" for o in k.ops):
+    if not limit or k.grid != "chunks":
         return _placed(p, k, device)
     sizes = {**p.sizes, **k.sizes}
+    if not any(o.kind == "matmul" for o in k.ops) and not any(isinstance(s, Loop) for s in k.body):
+        both = _placed(p, k, device), _attempt(p, by_stores(k), device)
+        return min((x for x in both if isinstance(x, Kernel)), key=_fragments)
     first, calm = _attempt(p, k, device), _attempt(p, late(k, sizes), device, merged=True)
     if isinstance(first, ScheduleError):
         return _crowded(p, s, k, device, first)

@@ -58,33 +58,29 @@ def late_sums(kernels: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
 
 #: One kernel, and states in float32. For devices on which launches cost little, and pages that fit no other plan.
 ONE = Plan(("fused", {}), (("fused", {}),))
-#: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again. On an H100 the gradient of
-#: 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves of V, 0.3 ms more whole. In
-#: Triton it took 4.7 ms with 8 warps, 6.8 with 4, and 6.9 as one kernel (bfloat16, K = V = 128). Of gates per channel, walks
-#: for states read operands that another kernel computed. Where a page bounds what tokens forget, by a number, walks come in
-#: parts: with 16 heads and 32768 tokens that took 2.1 ms, not 3.0, and in Triton 4.9, not 6.8. On Hopper's warp groups one walk
-#: in parts computes all outputs: 1.35 ms, not 1.87. There the walk of the states also stores what solves each chunk's system:
-#: with 1.30 ms for both modules, not 1.43, and 4 % less where it also stores the inverse.
+#: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again; one more where inputs have
+#: forms. On an H100 the gradient of 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves
+#: of V, 0.3 ms more whole. Of gates per channel, walks for states read operands that another kernel computed. Where a page
+#: bounds what tokens forget, by a number, walks come in parts: with 16 heads and 32768 tokens that took 2.1 ms, not 3.0, and in
+#: Triton 4.9, not 6.8. On Hopper's warp groups one walk in parts computes all outputs: 1.35 ms, not 1.87. There the walk of the
+#: states also stores what solves each chunk's system, and its inverse: both modules took 1.22 ms so, not 1.43.
 WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 IN_PARTS = {"partition": "decay"}
 THREE = Plan(("gradient", {"v_block": 64}), (("walk", IN_PARTS), *WALKS), narrow=True)
 #: Groups of smaller kernels, for Triton: what is early has a kernel of its own, and so have outputs of one number a token. Their
-#: sums are stored by the kernel before: ptxas delays sums until they are read, and keeps their operands in registers meanwhile.
-#: K and V from 132 to 252 may fit three kernels alone.
-FIVE = (BEFORE_BACK, ("@early",), ("@state", "@solution"), ("@sum", "@tile"), ("@output",))
+#: sums are stored by the kernel before: ptxas delays sums until they are read. K, V from 132 to 252 may fit three kernels alone.
+FIVE = ((*BEFORE_BACK, "@converted"), ("@early",), ("@state", "@solution"), ("@sum", "@tile"), ("@core",), ("@output",))
 #: The schedule for pages with a gate for each channel: more kernels, with fewer products each, most of them for half of the
 #: channels. In Triton with chunks of 32 tokens its kernels spill up to 0.5 KB a thread for KDA, those of FIVE with 64 up to 6 KB:
-#: the gradient of 1 x 8192 tokens with 64 heads took 8.2 ms, not 21.5, and 16.1 with chunks of 64 and quarters of K (H100, with
-#: its states).
+#: the gradient of 1 x 8192 tokens with 64 heads took 8.2 ms, not 21.5 (H100, with its states).
 BY_CHANNELS = "channel_gradient"
 #: Its kernels where the states' module gives what solves each chunk's system: none for that, and what was a kernel's scores is
 #: computed where they are read.
 OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
 #: What gradients may read beside states, the most first, and how names of such derived pages begin.
 PREFIXES: dict[Solved, str] = {"inverses": "inverse_", "solutions": "solved_", "": ""}
-#: The schedule with one walk for all outputs. Without decays it comes last: with gates of 0 the gradient of Gated DeltaNet took
-#: 2.85 ms by it and 2.35 by `gradient` (H100, 1 x 32768, 16 heads).
+#: The schedule with one walk for all outputs. Without decays it comes last.
 ONE_WALK = "fused_gradient"
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
@@ -92,8 +88,7 @@ BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
 BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page", **x}), (("prepared", {"v_block": n}),),
                        rank=bool(x)) for x in ({}, late_sums(PREPARED)) for n in (64, 32, 16))
 #: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
-#: gradients. The last one of TileLang has chunks of 16: with 32 and K = V = 256 a kernel of RWKV-7 needs 232960 bytes, 512 more
-#: than an H100 has.
+#: gradients. The last one of TileLang has chunks of 16: with 32, a kernel of RWKV-7 with K = V = 256 lacks 512 bytes.
 PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
     ("triton", "cpu"): (ONE, THREE),
     ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})),
@@ -138,10 +133,13 @@ def undecided(b: Build, rounded: bool, solved: Solved = "") -> Builds:
     b: as for `candidates`. rounded: whether states before chunks have the dtype of q between the two. solved: as for Plan.
     """
     states, gradient = (beside(b.algorithm, f"{PREFIXES[solved]}{kind}") for kind in ("states", "gradient"))
-    read = [t.name for t in find(gradient).trace().role("input") if t.index == "slot"]
-    kept = tuple((n, b.dtype) for n in sorted(read)) if rounded else ()
-    return Builds(replace(b, algorithm=states, contract=replace(b.contract, dtypes=kept)) if read else None,
-                  replace(b, algorithm=gradient, contract=replace(b.contract, dtypes=tuple(sorted((*b.contract.dtypes, *kept))))))
+    p = find(gradient).trace()
+    read, made = [t.name for t in p.role("input") if t.index == "slot"], {t.name for t in p.role("output")}
+    kept = tuple((n, b.dtype) for n in read) if rounded else ()
+    dtypes = tuple(sorted((*b.contract.dtypes, *kept)))
+    first = replace(b.contract, dtypes=tuple(x for x in dtypes if x[0] not in made))
+    return Builds(replace(b, algorithm=states, contract=first) if read else None,
+                  replace(b, algorithm=gradient, contract=replace(b.contract, dtypes=dtypes)))
 
 
 def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = True, saved: bool = False, few: bool = False
@@ -240,11 +238,13 @@ def asked_of(b: Build, alone: bool) -> Build:
     """What the gradient of a build's calls computes, as `candidates` takes it. alone: a key head has one value head.
 
     States lie as the pages have them, in float32: the gradient makes of them what the caller has. Gradients of inputs of key
-    heads are in float32 where they are summed over value heads, and else in the inputs' dtype.
-    """
-    rows = tuple((derivative(y.name), b.dtype) for y in algorithms.find(b.algorithm).trace().role("input")
-                 if alone and y.index == "token" and y.heads == "H" and len(y.dims) > 1 and not y.wide)
-    return replace(b, contract=replace(b.contract.unpromised(), dtypes=tuple(sorted(rows)), state_layout="kv",
+    heads are in float32 where they are summed over value heads. Else gradients of rows have the dtypes of inputs."""
+    inputs = [y for y in algorithms.find(b.algorithm).trace().role("input") if y.index == "token" and len(y.dims) > 1]
+    rows = {derivative(y.name): b.dtype for y in inputs if alone and y.heads == "H" and not y.wide}
+    for name, dtype in b.contract.dtypes:
+        if any(y.name == name and y.heads == "HV" for y in inputs):
+            rows |= {name: dtype, derivative(name): dtype}
+    return replace(b, contract=replace(b.contract.unpromised(), dtypes=tuple(sorted(rows.items())), state_layout="kv",
                                        state_dtype="float32"))
 
 

@@ -1,0 +1,123 @@
+"""Boundaries: schedules of gradients that give input forms, and their derivatives, kernels of their own. conftest interprets each
+program after each pass."""
+from dataclasses import replace
+
+import pytest
+
+from gdn_codegen.algorithms import find as page
+from gdn_codegen.derived_pages import derived
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
+from gdn_codegen.passes.cut.boundaries import boundaries, without_boundaries
+from gdn_codegen.passes.cut.roles import roles
+from gdn_codegen.passes.pipelines import FRONT
+from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.load import module
+from gdn_codegen.schedule import SCHEDULES, named, varied
+from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import lower as lower_program
+
+RAW = (("beta", "sigmoid"), ("g", "raw"), ("k", "l2norm"), ("q", "l2norm"))
+SIZES = {"C": 16, "K": 16, "V": 32}
+#: Ops of input forms that the pages themselves have not.
+OF_FORMS = {"rsqrt", "sigmoid", "softplus"}
+
+
+@algorithm(x="C K", y="C K", z="C V", a="C", S=carried("K V"))
+def renamed(x, y, z, a, S):
+    """Simple gated linear attention with other names."""
+    total = cumsum(a)
+    o = exp(total)[:, None] * (x @ S) + ((x @ y.T) * exp(lower(total[:, None] - total[None, :], fill=float("-inf")))) @ z
+    S = exp(last(total)) * S + y.T @ (exp(last(total) - total)[:, None] * z)
+    return o, S
+
+
+def cut_kernels(of, forms, schedule, dtype="float32"):
+    p = derived(of, "gradient", forms).trace()
+    return lower_program(p, "triton", schedule, SIZES, dtype, contract=Contract(), upto="cut").kernels
+
+
+def kinds(k):
+    return {o.kind for o in k.ops}
+
+
+def stored(k):
+    return {o.attr("tensor") for o in k.ops if o.kind == "store"}
+
+
+@pytest.mark.parametrize("of, forms", [
+    (page("gated_delta_rule"), RAW), (renamed, (("a", "linear"), ("x", "l2norm"))),
+    (page("kimi_delta_attention"), RAW)], ids=["gated_delta_rule", "renamed", "kimi_delta_attention"])
+@pytest.mark.parametrize("schedule", ["gradient", "fused_gradient", "channel_gradient"])
+def test_forms_have_kernels_of_their_own(schedule, of, forms):
+    """The first kernel stores what the page reads, the last one has the derivatives of forms, and none between them has ops of
+    forms. It is so by the graph, whatever the inputs are called."""
+    kernels = cut_kernels(of, forms, named(schedule))
+    between = [k for k in kernels[1:-1] if any(o.kind == "matmul" for o in k.ops)]
+    assert between and not any(kinds(k) & (OF_FORMS | {"log"}) for k in between)
+    assert {f"{n}_ws" for n, form in forms if form == "l2norm"} <= stored(kernels[0])
+    assert {f"d_{n}" for n, _ in forms} <= stored(kernels[-1]) and "matmul" not in kinds(kernels[-1])
+    assert not any("boundary" in kinds(k) for k in kernels)
+
+
+@pytest.mark.parametrize("schedule", ["gradient", "fused_gradient", "channel_gradient"])
+def test_without_forms_no_kernel_follows(schedule):
+    """All outputs are then of the core."""
+    p = derived(page("gated_delta_rule"), "gradient", ()).trace()
+    found = roles(p)
+    assert found["converted"] == () and set(found["core"]) == set(found["output"])
+    last_one = cut_kernels(page("gated_delta_rule"), (), named(schedule))[-1]
+    assert "matmul" in kinds(last_one)
+
+
+def test_schedules_without_these_roles_have_no_boundaries():
+    """They see a form and its readers together, under the names that these had."""
+    p = derived(page("gated_delta_rule"), "gradient", RAW).trace()
+    assert sum(o.kind == "boundary" for o in p.walk.ops) == 8
+    done = boundaries(p, named("prepared"))
+    assert not any(o.kind == "boundary" for o in done.walk.ops) and {"q", "k", "g", "beta"} <= {o.out for o in done.walk.ops}
+    assert boundaries(p, named("gradient")) is p
+
+
+def test_a_value_behind_two_boundaries_and_one_that_is_kept():
+    p = derived(page("gated_delta_rule"), "gradient", RAW).trace()
+    first = next(o for o in p.walk.ops if o.kind == "boundary")
+    ops = [o for o in p.walk.ops if o.kind == "load"][:1]
+    again = [first.changed(out=n, args=(ops[0].out,)) for n in ("one", "two")]
+    read = replace(first, kind="add", out="sum", args=("one", "two"), attrs=())
+    assert without_boundaries([*ops, *again, read])[-1].args == ("one", "one")
+    assert without_boundaries([*ops, *again, read], {ops[0].out})[-1].args == (ops[0].out, ops[0].out)
+
+
+def test_gradients_by_log_decays_of_channels_stay_in_float32_between_kernels():
+    """As they are where they are outputs: rounding them, and then the product with the form's derivative, would be twice."""
+    b = Build("triton", algorithm="kimi_delta_attention.gradient", dtype="bfloat16", chunk=16, head_dim_k=16, head_dim_v=32,
+              contract=Contract(inputs=RAW), schedule=varied("channel_gradient", v_block=32))
+    p = lowered(b)
+    behind = {o.attr("tensor") for o in p.kernels[-1].ops if o.kind == "load"}
+    of = {t.name: (t.dims, t.dtype) for t in p.tensors if t.index == "slot" and t.role == "workspace" and t.name in behind}
+    assert sorted(of.values()) == [(("C",), "float32"), (("C", "K"), "bfloat16"), (("C", "K"), "bfloat16"),
+                                   (("C", "K"), "float32")]
+
+
+@pytest.mark.parametrize("algorithm", ["gated_delta_rule.states", "gated_delta_rule.saving"])
+def test_scales_of_rows_stay_values_of_their_own_in_derived_pages(algorithm):
+    """`canonical` does not join them with what reads them. So the kernel over chunks stores them for the walk, which otherwise
+    would sum rows of k again, and warp groups have no rule for that."""
+    b = Build("tilelang", algorithm=algorithm, dtype="bfloat16", contract=Contract(inputs=RAW), arch="sm_90a",
+              schedule=named("fused_walk", "sm_90a"))
+    first, walk = lowered(b).kernels
+    assert "rk_ws" in stored(first) and "row_sum" not in kinds(walk)
+
+
+def test_forward_schedules_have_no_use_for_boundaries():
+    assert not any({"@converted", "@core"} & set(g) for n, s in SCHEDULES.items() if "gradient" not in n for g in s.kernels)
+    assert FRONT[0][0] == "boundaries"
+
+
+@pytest.mark.parametrize("algorithm", ["gated_delta_rule.gradient", "gated_delta_rule.saving", "kimi_delta_attention.gradient"])
+def test_modules_with_forms_are_right(algorithm):
+    """The module's own check compares it with torch.autograd through the forms and the page."""
+    name = "walk" if algorithm.endswith("saving") else "channel_gradient" if "kimi" in algorithm else "gradient"
+    b = Build("triton", algorithm=algorithm, dtype="float32", chunk=16, head_dim_k=16, head_dim_v=32,
+              contract=Contract(inputs=RAW), schedule=varied(name, **({} if name == "walk" else {"v_block": 16})))
+    assert all(error <= accepted for error, accepted in module(b).check("cpu").values())
