@@ -208,7 +208,7 @@ def _bench_gpu(a: argparse.Namespace, heads: tuple[int, int]) -> int:
     about: dict[str, Any] = {"page": page, "gates": a.gates, "seed": a.seed, "dtype": a.dtype, "json_to": a.json, "jobs": a.jobs,
                              "dims": (a.head_dim_k, a.head_dim_v), "command": shlex.join(["gdn_codegen", *a.words])}
     if a.backward:
-        return bench_backward.bench(builds, todo, peers, runs=a.runs, detail=a.detail, seeds=a.errors, **about)
+        return bench_backward.bench(builds, todo, peers, runs=a.runs, detail=a.detail, seeds=a.errors, layer=a.layer, **about)
     if a.errors is not None:
         return bench_errors.bench(builds, todo, peers, seeds=a.errors, on_cpu=a.interpret, **about)
     return bench_gpu.bench(builds, todo, peers, runs=a.runs, plot_to=a.plot, detail=a.detail, **about)

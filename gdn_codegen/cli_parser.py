@@ -130,6 +130,8 @@ def _bench_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--only", action="append", default=[], metavar="NAME", help="GPU: only this shape; may be given again")
     p.add_argument("--errors", type=int, metavar="N", help="errors instead of times, on all value heads and N seeds")
     p.add_argument("--backward", action="store_true", help="GPU: times of gradients, of the op beside the peers' ops")
+    p.add_argument("--layer-inputs", dest="layer", action="store_true", help="with --backward: inputs as layers of FLA pass "
+                   "them: raw gates, beta before its sigmoid, q and k before their norms")
     p.add_argument("--interpret", action="store_true", help="with --errors: interpret builds, with their roundings, on the CPU")
     p.add_argument("--peers", metavar="NAME,...", help="GPU: libraries to compare with: of gated_delta_rule fla, flashqla, "
                    "tileops, flashinfer; of mamba2 mamba_ssm; of the package's other pages fla; or all or none (default: "

@@ -211,6 +211,8 @@ def check_bench(a: argparse.Namespace) -> str:
         if a.schedule not in (None, "auto"):
             raise ValueError(f"schedule: got {a.schedule!r} with --backward; accepted: auto, because the op chooses both builds")
         a.schedule = "auto"
+    elif a.layer:
+        raise ValueError("layer_inputs: got it without --backward; accepted: with --backward")
     if a.shapes is not None:
         refuse(a, ("heads", "value_heads", "tokens"), "with --shapes", "without --shapes, for a single shape")
     for name, value in BENCH.items():

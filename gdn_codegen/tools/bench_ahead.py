@@ -20,6 +20,7 @@ from ..ir.page import Algorithm
 from ..runtime.build import Build
 from .bench_calls import Auto, directions, ours_of
 from .configurations import compiled_side_by_side
+from .layer_inputs import as_layers_pass
 from .peer_ops import peers_of
 from .peers import Absent, Peer, Refused
 from .problems import problem
@@ -32,7 +33,8 @@ KEPT = ("FLA_CACHE_RESULTS", "TRITON_CACHE_AUTOTUNING")
 @dataclass(frozen=True)
 class FirstCall:
     """A call to be made once. who: a build, an op, or the name of a peer. algorithm: as `find` takes it. gates: one kind.
-    backward: whether gradients are computed, too. threads: of `compiled_side_by_side`, for a peer."""
+    backward: whether gradients are computed, too. layer: whether inputs are those of a layer. threads: of
+    `compiled_side_by_side`, for a peer."""
 
     who: Build | Auto | str
     shape: Shape
@@ -42,6 +44,7 @@ class FirstCall:
     gates: str
     seed: int
     backward: bool = False
+    layer: bool = False
     device: str = "cuda"
     threads: int = 1
 
@@ -56,7 +59,7 @@ class FirstCall:
         """Make the call, and nothing of what cannot be called."""
         os.environ.update(dict.fromkeys(KEPT, "0"))
         x = problem(self.shape, self.dtype, *self.dims, self.gates, self.seed, self.device, self.algorithm)
-        peer = isinstance(self.who, str)
+        x, peer = as_layers_pass(x) if self.layer else x, isinstance(self.who, str)
         prepare = peers_of(x.page)[self.who].prepare if isinstance(self.who, str) else ours_of(self.who, x)[2]
         with compiled_side_by_side(self.threads if peer else 1), contextlib.suppress(Absent, Refused):
             if self.backward:
@@ -69,12 +72,12 @@ class FirstCall:
 
 
 def first_calls(builds: Sequence[Build | Auto], shapes: Sequence[Shape], peers: Sequence[Peer], page: Algorithm, gates: str,
-                seed: int, dtype: str, dims: tuple[int, int], backward: bool = False) -> list[FirstCall]:
+                seed: int, dtype: str, dims: tuple[int, int], backward: bool = False, layer: bool = False) -> list[FirstCall]:
     """The first calls of all rows, those of a shape together. gates: kinds, of which the first is drawn: kernels are the same for
     all. Of absent peers there are none."""
     rows = [p.name for p in peers if not p.absence()] + list(builds)
     return [FirstCall(who, s, str(who.algorithm) if isinstance(who, Build) else page.name, dtype, dims, gates.split(",")[0],
-                      seed, backward) for s in shapes for who in rows]
+                      seed, backward, layer) for s in shapes for who in rows]
 
 
 def compile_first(calls: Sequence[FirstCall], jobs: int | None) -> None:

@@ -25,6 +25,7 @@ from .bench_calls import Auto, directions
 from .bench_gpu import device_time, facts, kernel_rows, outcome, row, wall_time
 from .bench_table import best_peer
 from .configurations import compiled_side_by_side
+from .layer_inputs import as_layers_pass, check_page
 from .peer_ops import LIBRARIES
 from .peers import Peer, Problem, Run
 from .problems import gradients, problem, worst
@@ -109,21 +110,26 @@ def table(found: Sequence[dict[str, Any]], detail: bool = False) -> list[str]:
 
 def bench(ours: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, page: Algorithm, gates: str = "layer",
           seed: int = 0, runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
-          json_to: str | None = None, detail: bool = False, seeds: int | None = None, jobs: int | None = None) -> int:
+          json_to: str | None = None, detail: bool = False, seeds: int | None = None, jobs: int | None = None,
+          layer: bool = False) -> int:
     """Run all, printing and writing each shape as it is there; 1 where a row of ours failed. seeds: errors instead of times, of
-    so many, from `seed` on. jobs: of `compile_first`."""
+    so many, from `seed` on. jobs: of `compile_first`. layer: whether inputs are those of a layer (`layer_inputs.py`)."""
     if seeds is not None and seeds < 1:
         raise ValueError(f"errors: got {seeds}; accepted: 1 seed or more")
     if not torch.cuda.is_available():
         raise ValueError("target: got a target that is timed on a GPU, and torch sees none; accepted: no --backward, which is "
                          "timed on a GPU only")
+    if layer:
+        check_page(page)
     cache.places(json=json_to)
-    options = {"algorithm": page.name, "gates": gates, "seed": seed, "runs": runs, "dtype": dtype, "K": dims[0], "V": dims[1]}
+    options = {"algorithm": page.name, "layer_inputs": layer, "gates": gates, "seed": seed, "runs": runs, "dtype": dtype,
+               "K": dims[0], "V": dims[1]}
     data: dict[str, Any] = {"facts": facts(command, options), "rows": []}
     print(data["facts"]["gpu"], flush=True)
-    compile_first(first_calls(ours, todo, peers, page, gates, seed, dtype, dims, backward=True), jobs)
+    compile_first(first_calls(ours, todo, peers, page, gates, seed, dtype, dims, backward=True, layer=layer), jobs)
     for i, s in enumerate(todo):
         problems = [problem(s, dtype, *dims, gates, n, algorithm=page) for n in range(seed, seed + (seeds or 1))]
+        problems = list(map(as_layers_pass, problems)) if layer else problems
 
         def figures(prepare: Callable[[Problem], Run], mine: bool, problems: list[Problem] = problems) -> dict[str, Any]:
             if seeds is None:

@@ -19,7 +19,7 @@ KEYS, VALUES = ("input", "1, T, HV, K"), ("input", "1, T, HV, V")
 
 
 def _inputs(x: Problem) -> dict[str, Any]:
-    return {**x.inputs, **x.numbers, "output_final_state": True}
+    return {**x.inputs, **x.numbers, **x.said, "output_final_state": True}
 
 
 def _heads_decay(x: Problem) -> dict[str, Any]:
@@ -75,7 +75,8 @@ class PeerOp:
         """A call of the library's function on the problem."""
         op, given = getattr(importlib.import_module(self.module), self.name), self.given(x)
         rest = {"cu_seqlens": x.ends.long()} if len(x.lengths) > 1 else {}
-        check(**{n: t for n, t in given.items() if isinstance(t, torch.Tensor)}, **rest)
+        if not x.said:
+            check(**{n: t for n, t in given.items() if isinstance(t, torch.Tensor)}, **rest)
         return lambda: self.results(op(**given, **rest))
 
     def ours(self, layout: str, options: Mapping[str, Any], x: Problem) -> Run:
@@ -96,7 +97,8 @@ class PeerOp:
     def as_peer(self) -> Peer:
         """The library's op as a peer."""
         return Peer(self.peer, self.module, self.distributions, {**self.takes, "cu_seqlens": ("int64", "N + 1")}, self.called,
-                    head_dims=(64, 128), groups=self.groups, packed=self.packed, note=self.name, hint=self.hint)
+                    head_dims=(64, 128), groups=self.groups, packed=self.packed, note=self.name, hint=self.hint,
+                    of_layers=True)
 
 
 #: Page -> the op.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,8 @@ class Absent(ValueError):
 @dataclass(frozen=True)
 class Problem:
     """Packed tensors of a page. inputs: by name, [1, T, heads, dims] with H or HV heads, or [HV, dims] of what heads have. Log
-    decays, and inputs of one number for each token or head, are float32. ends: [N + 1] int32. heads: H and HV. dims: K and V."""
+    decays, and inputs of one number for each token or head, are float32. ends: [N + 1] int32. heads: H and HV. dims: K and V.
+    said: further arguments of a call, where inputs are those of a layer (`layer_inputs.py`); empty where they are the page's."""
 
     page: Algorithm
     inputs: dict[str, torch.Tensor]
@@ -40,6 +41,7 @@ class Problem:
     heads: tuple[int, int]
     dims: tuple[int, int]
     dtype: torch.dtype
+    said: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -59,7 +61,7 @@ class Problem:
 class Peer:
     """takes: argument -> dtype ("input" is the problem's) and shape. dtypes: of problems. packed: several sequences; groups: more
     value heads than heads; once: one shape a process, since it keeps its first. note: what a reader of a row must know. hint:
-    what to install where it is not here; its distributions without one."""
+    what to install where it is not here; its distributions without one. of_layers: whether it takes the inputs of layers."""
 
     name: str
     module: str
@@ -73,6 +75,7 @@ class Peer:
     once: bool = False
     note: str = ""
     hint: str = ""
+    of_layers: bool = False
     served: list[tuple[int, ...]] = field(default_factory=list, compare=False)
 
     @property
@@ -88,6 +91,8 @@ class Peer:
     def refusal(self, x: Problem) -> str:
         """Why this peer does not take the problem; "" if it does."""
         dtype, sizes = _name(x.dtype), x.sizes
+        if x.said and not self.of_layers:
+            return f"layer_inputs: got inputs of a layer; {self.name} accepts those of the page"
         if dtype not in self.dtypes:
             return f"dtype: got {dtype}; {self.name} accepts {', '.join(self.dtypes)}"
         if not {sizes["K"], sizes["V"]} <= set(self.head_dims):

@@ -17,6 +17,7 @@ from ..ir.interpret import TORCH, interpret
 from ..ir.interpret import Problem as Sequences
 from ..ir.page import Algorithm
 from .cases import MIXED, mixed
+from .layer_inputs import as_the_page_reads
 from .peers import Problem
 from .shapes import Shape
 from .verify import rms_error
@@ -144,7 +145,7 @@ class Reference:
 
 def reference(x: Problem, heads: Sequence[int] = (0, -1)) -> Reference:
     """What the page computes of these value heads in float64, by chunks, where the tensors are."""
-    H, HV = x.heads
+    x, (H, HV) = as_the_page_reads(x), x.heads
     mine = tuple(dict.fromkeys(h % HV for h in heads))
     theirs = [h // (HV // H) for h in mine]
     p = x.page.trace()

@@ -114,10 +114,13 @@ def test_forward_schedules_have_no_use_for_boundaries():
     assert FRONT[0][0] == "boundaries"
 
 
-@pytest.mark.parametrize("algorithm", ["gated_delta_rule.gradient", "gated_delta_rule.saving", "kimi_delta_attention.gradient"])
-def test_modules_with_forms_are_right(algorithm):
+@pytest.mark.parametrize("algorithm, target", [
+    ("gated_delta_rule.gradient", "triton"), ("gated_delta_rule.saving", "triton"), ("kimi_delta_attention.gradient", "triton"),
+    ("gated_delta_rule.gradient", "tilelang"),
+    pytest.param("kimi_delta_attention.gradient", "tilelang", marks=pytest.mark.slow)])
+def test_modules_with_forms_are_right(algorithm, target):
     """The module's own check compares it with torch.autograd through the forms and the page."""
     name = "walk" if algorithm.endswith("saving") else "channel_gradient" if "kimi" in algorithm else "gradient"
-    b = Build("triton", algorithm=algorithm, dtype="float32", chunk=16, head_dim_k=16, head_dim_v=32,
+    b = Build(target, algorithm=algorithm, dtype="float32", chunk=16, head_dim_k=16, head_dim_v=32,
               contract=Contract(inputs=RAW), schedule=varied(name, **({} if name == "walk" else {"v_block": 16})))
     assert all(error <= accepted for error, accepted in module(b).check("cpu").values())

@@ -11,10 +11,12 @@ from gdn_codegen.algorithms import find
 from gdn_codegen.cli import main
 from gdn_codegen.tools import bench_backward
 from gdn_codegen.tools.bench_calls import Auto, directions
+from gdn_codegen.tools.layer_inputs import as_layers_pass, as_the_page_reads
 from gdn_codegen.tools.peer_ops import OPS
-from gdn_codegen.tools.peers import Absent, Peer, Refused
+from gdn_codegen.tools.peers import OF_GDN, Absent, Peer, Refused
 from gdn_codegen.tools.problems import problem
 from gdn_codegen.tools.shapes import Shape
+from gdn_codegen.tools.verify import rms_error
 
 SMALL = Shape("small", (20, 5), 1, 2)
 
@@ -90,3 +92,30 @@ def test_options_that_mean_nothing_beside_it(capsys):
                         (["--errors", "1", "--interpret"], "interpret: got True with --backward")):
         assert main(["bench", "--backward", "--target", "triton", *words]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", ["gated_delta_rule", "kimi_delta_attention"])
+def test_inputs_of_a_layer(page):
+    """They are those of the page but for rounding; our op takes them, and its gradients are those through the forms."""
+    x = small(page)
+    layer = as_layers_pass(x)
+    again = as_the_page_reads(replace(layer, inputs={n: t.double() for n, t in layer.inputs.items()}))
+    assert all(rms_error(again.inputs[n], t.double()) < 1e-2 for n, t in x.inputs.items())
+    assert {n: t.dtype for n, t in layer.inputs.items()} == {
+        **dict.fromkeys(x.inputs, torch.float16), "A_log": torch.float32, "dt_bias": torch.float32}
+    figures = bench_backward.compared(Auto(OPS[page], "triton", 16).prepare, [layer], 2e-2)
+    assert set(figures["errors"]) == {*layer.inputs} and "error" not in figures
+
+
+def test_peers_that_take_inputs_of_the_page_alone_refuse_those_of_a_layer():
+    layer = as_layers_pass(small("gated_delta_rule"))
+    flashqla = next(p for p in OF_GDN if p.name == "flashqla")
+    assert "layer_inputs: got inputs of a layer; flashqla" in replace(flashqla, head_dims=(16,)).refusal(layer)
+    assert "layer_inputs" not in OPS["gated_delta_rule"].as_peer().refusal(layer)
+
+
+def test_layer_inputs_of_a_page_without_them_and_of_a_forward_pass(timed, capsys):
+    with pytest.raises(ValueError, match="layer_inputs: got it for simple_gla; accepted: gated_delta_rule, kimi_delta_attention"):
+        bench_backward.bench([Auto(OPS["simple_gla"], "triton", 16)], [SMALL], [], page=find("simple_gla"), layer=True)
+    assert main(["bench", "--layer-inputs"]) == 2
+    assert "layer_inputs: got it without --backward" in capsys.readouterr().err

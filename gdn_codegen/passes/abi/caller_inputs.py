@@ -8,7 +8,7 @@ The contract names an input form for an input (`input_forms.py`). The pass inser
 - "unit": x, whose rows have norm 1. Sums of squares of its rows become the constant 1. A load of x whose only use was such a
   sum is then dropped.
 
-Values that are not zero on padding go through `valid`.
+Values that are not zero on padding go through `valid`. Where a gradient is taken, each form ends with an op `boundary`.
 """
 from __future__ import annotations
 

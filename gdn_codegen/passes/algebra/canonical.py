@@ -21,7 +21,7 @@ from .terms import LEAVES, Terms
 
 @takes("traced")
 def canonical(p: Program, s: Schedule) -> Program:
-    """`p` in canonical form, except for the values that groups of `s` name."""
+    """`p` in canonical form, except for values that groups of `s` name, and for `scales`, which `cut` finds by their names."""
     named = {n for g in s.kernels for n in g} | set(p.scales)
     for rules in (RULES, JOINING):
         p = _Canonical(p, named, rules).run()

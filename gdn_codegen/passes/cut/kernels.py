@@ -80,7 +80,8 @@ def _read_order(g: KernelGroups) -> Callable[[str], tuple[int, int]]:
 
 
 def _workspace(g: KernelGroups, n: str) -> Tensor:
-    """The workspace of a value: one tile for each chunk slot."""
+    """The workspace of a value: one tile for each chunk slot. It is wide if the input is of whose form that is the value, or the
+    cotangent."""
     o = g.defs.get(n)
     t = g.states[n].type if o is None else o.type
     assert t is not None
