@@ -184,8 +184,9 @@ def _compare(where, before, after, parts, near):
 def _near(name, p, context):
     """The relative error that a pass may make."""
     if name == "partition" and context.schedule.partition == "decay":
-        # A warm-up may leave out this fraction of a state. The derivative of a norm leaves out more of the rest.
-        return max(1e-9, 2 * exp(-BOUND[context.dtype]))
+        # A warm-up may leave out this fraction of a state. The derivative of a norm may magnify the error.
+        factor = 2 if any(o.kind == "rsqrt" for k in p.kernels for o in k.ops) else 1
+        return max(1e-9, factor * exp(-BOUND[context.dtype]))
     return 1e-7 if any(o.kind == "softplus" for k in p.kernels for o in k.ops) else 1e-9
 
 

@@ -622,9 +622,9 @@ for _n in ("add", "sub", "mul", "div", "maximum", "minimum"):
        text=texts.infix(_INFIX[_n]) if _n in _INFIX else texts.call(f"torch.{_n}"))
 op("rounded", "as an operand of a product has it, where those have fewer bits: a value of float32", _same("rounded"),
    lambda attrs, x: x, elementwise=True, zero=zeros.same, text=lambda o, x: x[0])
-op("boundary", "x, which passes before `cut` do not compute together with its readers, so that one kernel may store it for "
-   "others. `of`: the input of whose form x is the value, or with `back` the cotangent of that", _same("boundary"),
-   lambda attrs, x: x, elementwise=True, attrs=("of", "back"), zero=zeros.same, text=lambda o, x: x[0], vjp=vjps.boundary)
+op("boundary", "the identity. Passes before `cut` do not combine x with what reads it, so that a kernel can store it for others. "
+   "`back`: x is a cotangent. `wide`: kernels store it in float32 where operands have fewer bits", _same("boundary"),
+   lambda attrs, x: x, elementwise=True, attrs=("back", "wide"), zero=zeros.same, text=lambda o, x: x[0], vjp=vjps.boundary)
 for _n in ("neg", "exp", "log", "rsqrt", "sigmoid", "softplus"):
     op(_n, f"elementwise {_n}", _same(_n), _softplus if _n == "softplus" else _of_torch(_n), elementwise=True,
        zero=zeros.same if _n == "neg" else zeros.nowhere, vjp=getattr(vjps, _n),

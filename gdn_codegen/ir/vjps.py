@@ -228,8 +228,9 @@ def valid(r: Reverse, o: Op, ct: str) -> None:
 
 
 def boundary(r: Reverse, o: Op, ct: str) -> None:
-    """Where a kernel takes the value from another one, that one may take the cotangent from it."""
-    r.give(o.args[0], r.op("boundary", ct, of=o.attr("of"), back=True))
+    """The cotangent has a boundary, too. The kernels after the value's boundary store it, and another kernel computes the
+    derivative of what is before."""
+    r.give(o.args[0], r.op("boundary", ct, wide=o.attr("wide"), back=True))
 
 
 def decayed_product(r: Reverse, o: Op, ct: str) -> None:

@@ -59,7 +59,7 @@ class FirstCall:
         """Make the call, and nothing of what cannot be called."""
         os.environ.update(dict.fromkeys(KEPT, "0"))
         x = problem(self.shape, self.dtype, *self.dims, self.gates, self.seed, self.device, self.algorithm)
-        x, peer = as_layers_pass(x) if self.layer else x, isinstance(self.who, str)
+        x, peer = as_layers_pass(x, self.seed) if self.layer else x, isinstance(self.who, str)
         prepare = peers_of(x.page)[self.who].prepare if isinstance(self.who, str) else ours_of(self.who, x)[2]
         with compiled_side_by_side(self.threads if peer else 1), contextlib.suppress(Absent, Refused):
             if self.backward:

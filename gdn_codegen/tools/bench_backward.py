@@ -25,7 +25,7 @@ from .bench_calls import Auto, directions
 from .bench_gpu import device_time, facts, kernel_rows, outcome, row, wall_time
 from .bench_table import best_peer
 from .configurations import compiled_side_by_side
-from .layer_inputs import as_layers_pass, check_page
+from .layer_inputs import as_layers_pass, check
 from .peer_ops import LIBRARIES
 from .peers import Peer, Problem, Run
 from .problems import gradients, problem, worst
@@ -120,7 +120,7 @@ def bench(ours: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[P
         raise ValueError("target: got a target that is timed on a GPU, and torch sees none; accepted: no --backward, which is "
                          "timed on a GPU only")
     if layer:
-        check_page(page)
+        check(page, gates)
     cache.places(json=json_to)
     options = {"algorithm": page.name, "layer_inputs": layer, "gates": gates, "seed": seed, "runs": runs, "dtype": dtype,
                "K": dims[0], "V": dims[1]}
@@ -129,7 +129,7 @@ def bench(ours: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[P
     compile_first(first_calls(ours, todo, peers, page, gates, seed, dtype, dims, backward=True, layer=layer), jobs)
     for i, s in enumerate(todo):
         problems = [problem(s, dtype, *dims, gates, n, algorithm=page) for n in range(seed, seed + (seeds or 1))]
-        problems = list(map(as_layers_pass, problems)) if layer else problems
+        problems = [as_layers_pass(x, seed + n) for n, x in enumerate(problems)] if layer else problems
 
         def figures(prepare: Callable[[Problem], Run], mine: bool, problems: list[Problem] = problems) -> dict[str, Any]:
             if seeds is None:

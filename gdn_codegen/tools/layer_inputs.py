@@ -21,18 +21,20 @@ PAGES = ("gated_delta_rule", "kimi_delta_attention")
 LEAST = 1e-6
 
 
-def check_page(page: Algorithm) -> None:
-    """ValueError for a page whose op takes no such inputs."""
+def check(page: Algorithm, gates: str) -> None:
+    """ValueError for a page whose op takes no such inputs, and for gates beside which beta is above 1."""
+    if gates == "alike":
+        raise ValueError("layer_inputs: got it with --gates alike, where beta is up to 2; accepted: other gates, as a sigmoid is "
+                         "at most 1")
     if page.name not in PAGES:
         raise ValueError(f"layer_inputs: got it for {page.name}; accepted: {', '.join(PAGES)}")
 
 
-def as_layers_pass(x: Problem) -> Problem:
+def as_layers_pass(x: Problem, seed: int = 0) -> Problem:
     """The problem with inputs from which kernels compute those of `x`, but for rounding: rows, gates and beta in the dtype of
-    rows, A_log [HV] and dt_bias [HV] or [HV K] in float32. ValueError for a page without such an op."""
-    check_page(x.page)
+    rows, A_log [HV] and dt_bias [HV] or [HV K] in float32. seed: of dt_bias, and of the norms of rows."""
     g, beta = x.inputs["g"], x.inputs["beta"]
-    gen = torch.Generator(device=g.device).manual_seed(len(x.lengths))
+    gen = torch.Generator(device=g.device).manual_seed(seed)
     scale, bias = (torch.randn(shape, generator=gen, device=g.device) / 2 for shape in (x.inputs["k"].shape[:3], g.shape[2:]))
     rate = (-g).mean((1, *range(3, g.ndim))).view(-1).clamp(LEAST)
     steps = (-g / _by_head(rate, g)).clamp(LEAST)

@@ -6,13 +6,15 @@ import pytest
 
 from gdn_codegen.algorithms import find as page
 from gdn_codegen.derived_pages import derived
+from gdn_codegen.input_forms import INPUT_FORMS, InputForm
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower
 from gdn_codegen.passes.cut.boundaries import boundaries, without_boundaries
 from gdn_codegen.passes.cut.roles import roles
-from gdn_codegen.passes.pipelines import FRONT
+from gdn_codegen.passes.storage.live_bytes import live_bytes
 from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.call.gradient_builds import asked_of, undecided
 from gdn_codegen.runtime.load import module
-from gdn_codegen.schedule import SCHEDULES, named, varied
+from gdn_codegen.schedule import named, varied
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.targets import lower as lower_program
 
@@ -54,7 +56,8 @@ def test_forms_have_kernels_of_their_own(schedule, of, forms):
     kernels = cut_kernels(of, forms, named(schedule))
     between = [k for k in kernels[1:-1] if any(o.kind == "matmul" for o in k.ops)]
     assert between and not any(kinds(k) & (OF_FORMS | {"log"}) for k in between)
-    assert {f"{n}_ws" for n, form in forms if form == "l2norm"} <= stored(kernels[0])
+    read = {f"{n}_ws" for n, _ in forms} & {o.attr("tensor") for k in kernels[1:] for o in k.ops if o.kind == "load"}
+    assert {f"{n}_ws" for n, form in forms if form == "l2norm"} <= read <= stored(kernels[0])
     assert {f"d_{n}" for n, _ in forms} <= stored(kernels[-1]) and "matmul" not in kinds(kernels[-1])
     assert not any("boundary" in kinds(k) for k in kernels)
 
@@ -83,9 +86,10 @@ def test_a_value_behind_two_boundaries_and_one_that_is_kept():
     first = next(o for o in p.walk.ops if o.kind == "boundary")
     ops = [o for o in p.walk.ops if o.kind == "load"][:1]
     again = [first.changed(out=n, args=(ops[0].out,)) for n in ("one", "two")]
-    read = replace(first, kind="add", out="sum", args=("one", "two"), attrs=())
-    assert without_boundaries([*ops, *again, read])[-1].args == ("one", "one")
-    assert without_boundaries([*ops, *again, read], {ops[0].out})[-1].args == (ops[0].out, ops[0].out)
+    read = replace(first, kind="add", out="sum", args=("one", "three"), attrs=())
+    for kept in ("", ops[0].out):
+        made, last_one = without_boundaries([*ops, *again, first.changed(out="three", args=("two",)), read], [kept])
+        assert made.out == (kept or "one") and last_one.args == (made.out, made.out)
 
 
 def test_gradients_by_log_decays_of_channels_stay_in_float32_between_kernels():
@@ -109,18 +113,63 @@ def test_scales_of_rows_stay_values_of_their_own_in_derived_pages(algorithm):
     assert "rk_ws" in stored(first) and "row_sum" not in kinds(walk)
 
 
-def test_forward_schedules_have_no_use_for_boundaries():
-    assert not any({"@converted", "@core"} & set(g) for n, s in SCHEDULES.items() if "gradient" not in n for g in s.kernels)
-    assert FRONT[0][0] == "boundaries"
+@algorithm(q="C K", k="C K", v="C V", w="C V", S=carried("K V"))
+def added(q, k, v, w, S):
+    """What is added to the output needs nothing but its cotangent."""
+    o = q @ S + w
+    S = S + k.T @ v
+    return o, S
+
+
+@pytest.mark.parametrize("schedule", ["gradient", "fused_gradient", "channel_gradient"])
+def test_a_form_of_a_user_whose_derivative_does_not_read_the_input(schedule, monkeypatch):
+    monkeypatch.setitem(INPUT_FORMS, "half", InputForm("{0} is halved.", "0.5 * x"))
+    kernels = cut_kernels(added, (("w", "half"),), named(schedule))
+    assert "d_w" in stored(kernels[-1])
+
+
+def test_the_kernel_of_derivatives_on_hopper():
+    """It has its loads first, and then one output after another, so that few fragments are live. Two products of a level are
+    one, as with plain inputs. The walk's agents store what they have."""
+    def lowered_of(forms, of="gated_delta_rule", schedule="fused_gradient"):
+        rows = (("S_chunks", "bfloat16"), ("d_k", "bfloat16"), ("d_q", "bfloat16"))
+        return lowered(Build("tilelang", algorithm=f"{of}.gradient", dtype="bfloat16", arch="sm_90a",
+                             contract=Contract(inputs=forms, dtypes=rows), schedule=named(schedule, "sm_90a")))
+    *_, walk, last_one = lowered_of(RAW).kernels
+    tiles = [n for n, o in enumerate(last_one.ops) if o.kind == "load" and o.type.rank == 2]
+    stores = [n for n, o in enumerate(last_one.ops) if o.kind == "store"]
+    squares = [n for n, o in enumerate(last_one.ops) if o.kind == "row_sum"]
+    assert len(tiles) == 4 and tiles[-1] < squares[0] < squares[1] < stores[0] < squares[2] and last_one.threads == 256
+    assert live_bytes(last_one, "fragment") <= 4 * 64 * 128 * 4
+    by = {o.attr("tensor"): o.agent for o in walk.ops if o.kind == "store"}
+    assert {by[n] for n in by if n.startswith("d_") and n.endswith("_ws")} == {"tokens", "vectors"}
+    plain, formed = (lowered_of(f, "kimi_delta_attention", "channel_gradient").kernels for f in ((), RAW))
+    assert sum(o.kind == "matmul" for o in plain[0].ops) == sum(o.kind == "matmul" for o in formed[1].ops)
+
+
+def test_warps_of_kernels_without_products():
+    """On Triton each lane holds 32 entries of a tile."""
+    b = Build("triton", algorithm="gated_delta_rule.gradient", dtype="bfloat16", contract=Contract(inputs=RAW),
+              schedule=varied("gradient", v_block=64))
+    assert lowered(b).kernels[-1].threads == 256
+
+
+def test_gates_of_channels_in_16_bits_are_read_and_written_so():
+    contract = Contract.parse("g=raw/bfloat16,beta=bfloat16")
+    b = asked_of(Build("triton", algorithm="kimi_delta_attention", dtype="float16", contract=contract), False)
+    assert b.contract.dtypes == (("d_g", "bfloat16"), ("g", "bfloat16"))
+    before, back = ({t.name: t.dtype for t in lowered(replace(x, schedule=s)).tensors} for x, s in zip(
+        undecided(replace(b, chunk=16, head_dim_k=16, head_dim_v=16), True).all, ("fused", "channel_gradient"), strict=True))
+    assert before["g"] == back["g"] == back["d_g"] == "bfloat16" and back["d_A_log"] == "float32"
 
 
 @pytest.mark.parametrize("algorithm, target", [
-    ("gated_delta_rule.gradient", "triton"), ("gated_delta_rule.saving", "triton"), ("kimi_delta_attention.gradient", "triton"),
-    ("gated_delta_rule.gradient", "tilelang"),
+    ("gated_delta_rule.gradient", "triton"), ("gated_delta_rule.gradient", "tilelang"),
+    ("kimi_delta_attention.gradient", "triton"),
     pytest.param("kimi_delta_attention.gradient", "tilelang", marks=pytest.mark.slow)])
 def test_modules_with_forms_are_right(algorithm, target):
     """The module's own check compares it with torch.autograd through the forms and the page."""
-    name = "walk" if algorithm.endswith("saving") else "channel_gradient" if "kimi" in algorithm else "gradient"
+    name = "channel_gradient" if "kimi" in algorithm else "gradient"
     b = Build(target, algorithm=algorithm, dtype="float32", chunk=16, head_dim_k=16, head_dim_v=32,
-              contract=Contract(inputs=RAW), schedule=varied(name, **({} if name == "walk" else {"v_block": 16})))
+              contract=Contract(inputs=RAW), schedule=varied(name, v_block=16))
     assert all(error <= accepted for error, accepted in module(b).check("cpu").values())

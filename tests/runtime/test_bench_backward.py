@@ -99,6 +99,7 @@ def test_inputs_of_a_layer(page):
     """They are those of the page but for rounding; our op takes them, and its gradients are those through the forms."""
     x = small(page)
     layer = as_layers_pass(x)
+    assert not torch.equal(as_layers_pass(x, 1).inputs["dt_bias"], layer.inputs["dt_bias"])
     again = as_the_page_reads(replace(layer, inputs={n: t.double() for n, t in layer.inputs.items()}))
     assert all(rms_error(again.inputs[n], t.double()) < 1e-2 for n, t in x.inputs.items())
     assert {n: t.dtype for n, t in layer.inputs.items()} == {
@@ -117,5 +118,7 @@ def test_peers_that_take_inputs_of_the_page_alone_refuse_those_of_a_layer():
 def test_layer_inputs_of_a_page_without_them_and_of_a_forward_pass(timed, capsys):
     with pytest.raises(ValueError, match="layer_inputs: got it for simple_gla; accepted: gated_delta_rule, kimi_delta_attention"):
         bench_backward.bench([Auto(OPS["simple_gla"], "triton", 16)], [SMALL], [], page=find("simple_gla"), layer=True)
+    with pytest.raises(ValueError, match="layer_inputs: got it with --gates alike"):
+        bench_backward.bench([], [SMALL], [], page=find("gated_delta_rule"), gates="alike", layer=True)
     assert main(["bench", "--layer-inputs"]) == 2
     assert "layer_inputs: got it without --backward" in capsys.readouterr().err

@@ -102,7 +102,7 @@ class _Accept:
             if form in ("", "unit"):
                 b.copy(o)
                 continue
-            self.line, self.tensor = Line(-len(self.source) - 1), o.attr("tensor")
+            self.line, self.wide = Line(-len(self.source) - 1), self.p.tensor(o.attr("tensor")).wide
             x = b.op("load", name=b.fresh(f"{o.out}_in"), **dict(o.attrs))
             text = self.l2norm(b, x, o.out) if INPUT_FORMS[form].rows else self.value(b, INPUT_FORMS[form], x, o.out)
             self.source[self.line.number] = f"{o.out} = {text}"
@@ -126,7 +126,7 @@ class _Accept:
         """Compute the value `name` of a form. Where a gradient is taken, it lies behind a boundary."""
         made = self.op(b, kind, *args, name=name if self.scaled else "")
         if not self.scaled:
-            self.op(b, "boundary", made, name=name, of=self.tensor)
+            self.op(b, "boundary", made, name=name, wide=self.wide)
 
     def value(self, b: Body, form: InputForm, x: str, name: str) -> str:
         """Compute a form's value of the loaded x and of numbers of the head. Returns the text of the added line."""

@@ -6,7 +6,7 @@
 - A tile that has as many rows as the carried value, and more than one warp group holds, is computed with the state. So are
   values that are computed from it.
 - A product onto which another product accumulates has that product's task, if this is "state" or "output".
-- Stores of outputs, and of what neither of these two computes, have the task "store".
+- Stores of outputs, and of values whose task is neither "state" nor "output", have the task "store".
 - A float32 tile that does not depend on the state is computed by the state's agents if they read it. So are its other readers.
 """
 from __future__ import annotations

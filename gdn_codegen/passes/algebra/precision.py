@@ -8,8 +8,8 @@
 - Elementwise ops compute in float32.
 - Operands of products have the caller's dtype. Products sum in float32.
 - A workspace has the operands' dtype if only products read it, or an inverse that rounds it first, or if the schedule has
-  `narrow_workspaces`, and it holds tiles of chunks that are part of no exponent, nor log decays or their cotangents (`wide`).
-  Otherwise it is float32.
+  `narrow_workspaces`, and it holds tiles of chunks that are neither part of an exponent nor log decays or their cotangents
+  (`wide`). Otherwise it is float32.
 - Tensors of callers with a tile for each chunk have the contract's dtype, float32 by default.
 """
 from __future__ import annotations

@@ -27,11 +27,11 @@ def boundaries(p: Program, s: Schedule) -> Program:
 
 
 def without_boundaries(ops: Iterable[Op], kept: Collection[str] = ()) -> list[Op]:
-    """The ops without boundaries. A value that went through one has the name that it had behind it. kept: values whose names
-    stay."""
+    """The ops without boundaries. A value before a boundary gets the name of that after it, unless none of the ops computes it,
+    or it is one of `kept`."""
     ops = list(ops)
     names: dict[str, str] = {}
-    made = {o.out for o in ops} - set(kept)
+    made = {o.out for o in ops if o.kind != "boundary"} - set(kept)
     for o in ops:
         if o.kind == "boundary":
             (a,) = o.args

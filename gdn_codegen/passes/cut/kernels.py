@@ -80,13 +80,11 @@ def _read_order(g: KernelGroups) -> Callable[[str], tuple[int, int]]:
 
 
 def _workspace(g: KernelGroups, n: str) -> Tensor:
-    """The workspace of a value: one tile for each chunk slot. It is wide if the input is of whose form that is the value, or the
-    cotangent."""
+    """The workspace of a value: one tile for each chunk slot."""
     o = g.defs.get(n)
     t = g.states[n].type if o is None else o.type
     assert t is not None
-    wide = o is not None and o.kind == "boundary" and g.p.tensor(o.attr("of")).wide
-    return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype, wide=wide)
+    return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype, wide=o is not None and bool(o.attr("wide")))
 
 
 def _kernel(g: KernelGroups, i: int, part: Slice, read_later: set[str]) -> tuple[Kernel, list[Tensor]]:

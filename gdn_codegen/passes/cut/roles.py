@@ -19,8 +19,8 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - early: what a kernel before a walk can compute. That is a value of `core` that depends on no state, and a tile or vector of
   tokens that depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
 - sum: a sum over rows or columns of a tile that depends on a state.
-- converted: an input behind the boundary after its input form. core: what the page itself gives, with no derivative of a form: an
-  output, or the cotangent before the boundary of a form. tile: one of several numbers a token.
+- converted: an input behind the boundary after its input form. core: what the page gives before the derivatives of forms: for an
+  input with a form the cotangent of the converted value, otherwise the output. tile: one of several numbers a token.
 """
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A number in the schedule's `warps` is taken, or in `piece_warps` for a kernel that takes pieces of K (`column_loop`). Otherwise an
 instance has four warps, with these exceptions:
 - Eight, if a carried value has 128 x 128 entries or more, which is about 64 float32 registers per thread.
-- In a kernel that has no products and carries no value, as many as hold its largest tile in ALONE registers of each lane, from
-  two to eight.
+- In a kernel that has no products and carries no value, so many that each lane holds ALONE entries of its largest tile, from two
+  to eight.
 - Two, if no product has more than 32 x 32 entries, because more warps would only exchange data.
 - Two, if a product of 64 rows or more has fewer than 64 columns, beside many products of 64 x 64 or more, as those of an inverse.
   With more warps Triton makes wgmmas of them. On an H100, Triton 3.6, such kernels (`fused`, `prepared`; V = 16 or 32, 16 bits)

@@ -54,7 +54,7 @@ def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
     if not limit or k.grid != "chunks":
         return _placed(p, k, device)
     sizes = {**p.sizes, **k.sizes}
-    if not any(o.kind == "matmul" for o in k.ops) and not any(isinstance(s, Loop) for s in k.body):
+    if not any(o.kind == "matmul" for o in k.ops) and not any(isinstance(x, Loop) for x in k.body):
         both = _placed(p, k, device), _attempt(p, by_stores(k), device)
         return min((x for x in both if isinstance(x, Kernel)), key=_fragments)
     first, calm = _attempt(p, k, device), _attempt(p, late(k, sizes), device, merged=True)

@@ -127,7 +127,7 @@ def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, m: Any, named
 
 def _as_built(y: Any, dtype: str) -> Any:
     """An input in the dtype that a module reads. Modules widen numbers of a head by themselves, but no rows, as gates for each
-    channel in 16 bits: the builds of gradients read them in float32."""
+    channel in 16 bits where the build reads float32."""
     return y.to(getattr(torch, dtype)) if isinstance(y, Tensor) and y.ndim > 3 else y
 
 

@@ -60,7 +60,7 @@ def late_sums(kernels: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
 ONE = Plan(("fused", {}), (("fused", {}),))
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again; one more where inputs have
 #: forms. On an H100 the gradient of 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves
-#: of V, 0.3 ms more whole. Of gates per channel, walks for states read operands that another kernel computed. Where a page
+#: of V, 0.3 ms more whole. With a gate for each channel walks for states read operands that another kernel computed. Where a page
 #: bounds what tokens forget, by a number, walks come in parts: with 16 heads and 32768 tokens that took 2.1 ms, not 3.0, and in
 #: Triton 4.9, not 6.8. On Hopper's warp groups one walk in parts computes all outputs: 1.35 ms, not 1.87. There the walk of the
 #: states also stores what solves each chunk's system, and its inverse: both modules took 1.22 ms so, not 1.43.
@@ -75,8 +75,7 @@ FIVE = ((*BEFORE_BACK, "@converted"), ("@early",), ("@state", "@solution"), ("@s
 #: channels. In Triton with chunks of 32 tokens its kernels spill up to 0.5 KB a thread for KDA, those of FIVE with 64 up to 6 KB:
 #: the gradient of 1 x 8192 tokens with 64 heads took 8.2 ms, not 21.5 (H100, with its states).
 BY_CHANNELS = "channel_gradient"
-#: Its kernels where the states' module gives what solves each chunk's system: none for that, and what was a kernel's scores is
-#: computed where they are read.
+#: Its kernels where the states' module gives what solves each chunk's system. Scores are computed where they are read.
 OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
 #: What gradients may read beside states, the most first, and how names of such derived pages begin.
 PREFIXES: dict[Solved, str] = {"inverses": "inverse_", "solutions": "solved_", "": ""}
@@ -107,8 +106,7 @@ PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
                solved="solutions" if y else "")
           for y in ({"kernels": OF_SOLUTIONS}, {}) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
     ("pto", "cpu"): (ONE, BY_CHUNKS, *BY_PIECES), ("pto", "npu"): (BY_CHUNKS, ONE, *BY_PIECES)}
-#: The target whose kernels in pieces of K are taken last. ptxas takes minutes for them, and they spill: with K = V = 256 one
-#: of KDA took 6 minutes and spilled 8.7 KB a thread. Triton's test of this size took 80 s, with all that it compiles.
+#: The target whose kernels in pieces of K are taken last. ptxas takes minutes for them: six for one of KDA with K = V = 256.
 LAST_IN_PIECES = "tilelang"
 #: Tokens of a chunk, tried from the largest that the call allows.
 CHUNKS = (128, 64, 32, 16)
@@ -179,11 +177,13 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
 
 def measured(b: Build, names: tuple[str, ...], shape_class: tuple[int, ...], most: int) -> list[Builds]:
     """Builds of a gradient that the tables of `tune --backward` have for calls of a shape class, the fastest first: pairs of rows
-    for the same chunk. names: of the device, from its facts. b, most: as for `candidates`."""
-    wanted = undecided(b, True)
+    for the same chunk, measured with gates in float32. names: of the device, from its facts. b, most: as for `candidates`."""
+    wanted, inputs = undecided(b, True), algorithms.find(b.algorithm).inputs
+    gates = {x for n, _ in b.contract.dtypes if n in inputs for x in (n, derivative(n))}
+    wide = {x: replace(x.contract, dtypes=tuple(y for y in x.contract.dtypes if y[0] not in gates)) for x in wanted.all}
     rows = [r for r in tables.rows(names, tables.BACKWARD) if r.about.chunk <= most and r.far(shape_class) <= 1]
     states, gradients = ([(r, replace(x, schedule=r.about.schedule, chunk=r.about.chunk, arch=r.about.arch))
-                          for r in rows if r.serves(x, x.contract)] if x else [] for x in (wanted.states, wanted.gradient))
+                          for r in rows if r.serves(x, wide[x])] if x else [] for x in (wanted.states, wanted.gradient))
     found = [(g.far(shape_class), g.ms + s.ms, Builds(before, back)) for g, back in gradients for s, before in states
              if g.about.chunk == s.about.chunk]
     return [x for *_, x in sorted(found, key=lambda x: x[:2])]
