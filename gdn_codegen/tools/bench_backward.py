@@ -7,11 +7,9 @@ in float64.
 """
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +21,7 @@ from ..runtime.progress import under_way
 from .bench_ahead import compile_first, first_calls
 from .bench_calls import Auto, directions
 from .bench_gpu import device_time, facts, kernel_rows, outcome, row, wall_time
-from .bench_table import best_peer
+from .bench_table import best_peer, kept
 from .configurations import compiled_side_by_side
 from .layer_inputs import as_layers_pass, check
 from .peer_ops import LIBRARIES
@@ -66,17 +64,15 @@ def compared(prepare: Callable[[Problem], Run], problems: Sequence[Problem], lim
 
 
 def rows(s: Shape, ours: Sequence[Build | Auto], peers: Sequence[Peer], figures: Callable[[Callable[[Problem], Run], bool],
-         dict[str, Any]], jobs: int | None = None) -> list[dict[str, Any]]:
+         dict[str, Any]], jobs: int | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a shape: the peers', then those of our ops. figures: (what prepares a call, whether it is ours) -> its figures.
     A row without them has the reason. jobs: threads in which configurations of a peer compile."""
     all_of_them = [*((p.name, p.version, p.note, p.prepare, False) for p in peers),
                    *((f"{a.target} auto", "", "", a.prepare, True) for a in ours if isinstance(a, Auto))]
-    made = []
     for who, version, note, prepare, mine in all_of_them:
         with under_way(f"{s.name}: {who}"), compiled_side_by_side(1 if mine else jobs):
-            made.append(outcome(row(s, who, version, note), partial(figures, prepare, mine)))
+            yield outcome(row(s, who, version, note), partial(figures, prepare, mine))
         torch.cuda.empty_cache()
-    return made
 
 
 def _why(r: dict[str, Any]) -> str:
@@ -112,8 +108,8 @@ def bench(ours: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[P
           seed: int = 0, runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
           json_to: str | None = None, detail: bool = False, seeds: int | None = None, jobs: int | None = None,
           layer: bool = False) -> int:
-    """Run all, printing and writing each shape as it is there; 1 where a row of ours failed. seeds: errors instead of times, of
-    so many, from `seed` on. jobs: of `compile_first`. layer: whether inputs are those of a layer (`layer_inputs.py`)."""
+    """Run all, printing each shape and writing each row as it is there; 1 where a row of ours failed. seeds: errors instead of
+    times, of so many, from `seed` on. jobs: of `compile_first`. layer: whether inputs are those of a layer (`layer_inputs.py`)."""
     if seeds is not None and seeds < 1:
         raise ValueError(f"errors: got {seeds}; accepted: 1 seed or more")
     if not torch.cuda.is_available():
@@ -135,11 +131,8 @@ def bench(ours: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[P
             if seeds is None:
                 return timed(prepare, problems[0], runs)
             return compared(prepare, problems, TOLERANCE[dtype] if mine else None)
-        here = rows(s, ours, peers, figures, jobs)
-        data["rows"] += here
+        here = kept(rows(s, ours, peers, figures, jobs), data, json_to)
         torch.cuda.empty_cache()
-        if json_to is not None:
-            cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
         lines = table(here, detail) if seeds is None else lines_of_errors(here)
         print("\n".join([f"[{i + 1}/{len(todo)}]", *lines]), flush=True)
     return int(any("error" in r for r in data["rows"] if r["who"] not in LIBRARIES))

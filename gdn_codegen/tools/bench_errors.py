@@ -8,12 +8,10 @@ without part_chunks is then one part.
 """
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from ..runtime.targets import serves
 from .bench_ahead import compile_first, first_calls
 from .bench_calls import Auto, ours_of
 from .bench_gpu import check_build, facts, judged, outcome, row
+from .bench_table import kept
 from .configurations import compiled_side_by_side
 from .peer_ops import LIBRARIES
 from .peers import Peer, Problem, Run
@@ -104,25 +103,22 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     cells = list(product(todo, check_gates(gates)))
     for i, (s, kind) in enumerate(cells):
         drawn = [problem(s, dtype, *dims, kind, n, "cpu" if on_cpu else "cuda", page) for n in range(seed, seed + seeds)]
-        here = shape_rows(s, kind, [(x, reference(x, range(s.HV))) for x in drawn], builds, peers, on_cpu, jobs)
-        data["rows"] += here
-        if json_to is not None:
-            cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
+        found = shape_rows(s, kind, [(x, reference(x, range(s.HV))) for x in drawn], builds, peers, on_cpu, jobs)
+        here = kept(found, data, json_to)
         print("\n".join([f"[{i + 1}/{len(cells)}]", *lines(here)]), flush=True)
     return int(any("error" in r for r in data["rows"] if r["who"] not in LIBRARIES))
 
 
 def shape_rows(s: Shape, gates: str, problems: Sequence[tuple[Problem, Reference]], builds: Sequence[Build | Auto],
-               peers: Sequence[Peer], on_cpu: bool, jobs: int | None = None) -> list[dict[str, Any]]:
+               peers: Sequence[Peer], on_cpu: bool, jobs: int | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a shape and a kind of gates: the peers', then ours. Errors of equal keys have no limit but numbers: rounding
     alone makes them as large as a product with the inverse makes it. jobs: threads in which configurations of a peer compile."""
-    here, x = [], problems[0][0]
+    x = problems[0][0]
     for p in peers:
         with under_way(f"{s.name}: {p.name}"), compiled_side_by_side(jobs):
-            here.append(measured({**row(s, p.name, p.version, p.note), "gates": gates}, p.prepare, problems, None))
+            yield measured({**row(s, p.name, p.version, p.note), "gates": gates}, p.prepare, problems, None)
     for wish in builds:
         b, who, prepare, _ = ours_of(wish, x)
         with under_way(f"{s.name}: {who}"):
-            here.append(measured({**row(s, who, "", b.name), "gates": gates}, partial(interpreted, b) if on_cpu else prepare,
-                                 problems, math.inf if gates == "alike" else TOLERANCE[b.dtype]))
-    return here
+            yield measured({**row(s, who, "", b.name), "gates": gates}, partial(interpreted, b) if on_cpu else prepare,
+                           problems, math.inf if gates == "alike" else TOLERANCE[b.dtype])

@@ -10,13 +10,12 @@
 """
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from ..runtime.roofline import Ceilings, Cost, costs
 from ..schedule.contract import PLAIN
 from .bench_ahead import compile_first, first_calls
 from .bench_calls import Auto, ours_of
-from .bench_table import table
+from .bench_table import kept, table
 from .configurations import compiled_side_by_side
 from .peer_ops import LIBRARIES
 from .peers import Absent, Peer, Problem, Refused, Run
@@ -256,7 +255,7 @@ def check_build(b: Build | Auto) -> None:
 def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[Peer], *, page: Algorithm, gates: str = "layer",
           seed: int = 0, runs: int = 15, dtype: str = "float16", dims: tuple[int, int] = (128, 128), command: str = "",
           json_to: str | None = None, plot_to: str | None = None, detail: bool = False, jobs: int | None = None) -> int:
-    """Run all, printing and writing each shape as it is there; 1 where a row of ours failed. jobs: of `compile_first`."""
+    """Run all, printing each shape and writing each row as it is there; 1 where a row of ours failed. jobs: of compile_first."""
     for b in builds:
         check_build(b)
     if not torch.cuda.is_available():
@@ -271,11 +270,9 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
     print(f"{data['facts']['gpu']}: {top.bytes / 1e12:.2f} TB/s of a copy, {top.flops / 1e12:.0f} TFLOP/s of a product",
           flush=True)
     for i, s in enumerate(todo):
-        here = shape_rows(s, problem(s, dtype, *dims, gates, seed, algorithm=page), builds, peers, runs, top, jobs)
-        data["rows"] += here
+        found = shape_rows(s, problem(s, dtype, *dims, gates, seed, algorithm=page), builds, peers, runs, top, jobs)
+        here = kept(found, data, json_to)
         torch.cuda.empty_cache()
-        if json_to is not None:
-            cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
         print("\n".join([f"[{i + 1}/{len(todo)}]", *table({**data, "rows": here}, detail)[1:]]), flush=True)
     for path in gpu_plots(data, Path(plot_to)) if plot_to is not None else []:
         print(path)
@@ -283,15 +280,14 @@ def bench(builds: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence
 
 
 def shape_rows(s: Shape, x: Problem, builds: Sequence[Build | Auto], peers: Sequence[Peer], runs: int,
-               top: Ceilings, jobs: int | None = None) -> list[dict[str, Any]]:
+               top: Ceilings, jobs: int | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a shape: the peers', then ours. jobs: threads in which configurations of a peer compile."""
-    want, rows = reference(x), []
+    want = reference(x)
     for p in peers:
         with under_way(f"{s.name}: {p.name}"), compiled_side_by_side(jobs):
-            rows.append(measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None))
+            yield measured(row(s, p.name, p.version, p.note), partial(p.prepare, x), want, runs, {}, top, None)
     for wish in builds:
         b, who, prepare, steps = ours_of(wish, x)
         with under_way(f"{s.name}: {who}"):
             known = our_costs(b, replace(s, lens=tuple(steps * n for n in s.lens)))
-            rows.append(measured(row(s, who, "", b.name), partial(prepare, x), want, runs, known, top, TOLERANCE[b.dtype], True))
-    return rows
+            yield measured(row(s, who, "", b.name), partial(prepare, x), want, runs, known, top, TOLERANCE[b.dtype], True)

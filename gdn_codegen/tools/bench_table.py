@@ -1,10 +1,25 @@
-"""The table that `bench` prints of rows measured on a GPU."""
+"""What `bench` prints and writes of rows measured on a GPU."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from ..runtime import cache
 from .peer_ops import LIBRARIES
+
+
+def kept(rows: Iterable[dict[str, Any]], data: dict[str, Any], json_to: str | None) -> list[dict[str, Any]]:
+    """The rows of a shape. Each is added to data["rows"] as it is there, and `data` is written to the file `json_to`, so that
+    nothing is lost where a later row does not end."""
+    here = []
+    for r in rows:
+        here.append(r)
+        data["rows"].append(r)
+        if json_to is not None:
+            cache.write(Path(json_to), json.dumps(data, indent=1) + "\n")
+    return here
 
 
 def best_peer(rows: Sequence[dict[str, Any]], shape: str) -> float | None:

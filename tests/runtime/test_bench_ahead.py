@@ -97,7 +97,7 @@ def test_configurations_of_peers_compile_in_threads(within, monkeypatch):
     one = TWO[0]
     found = [bench_gpu.shape_rows(one, None, [CALL.who], [peer], 1, None, 5),
              bench_errors.shape_rows(one, "layer", [(None, None)], [CALL.who], [peer], False, 5)]
-    assert found == [[{"within": [5]}, {"within": []}]] * 2
+    assert [list(x) for x in found] == [[{"within": [5]}, {"within": []}]] * 2
     assert [r["within"] for r in bench_backward.rows(one, [auto], [peer], row, 5)] == [[5], [1]]
 
 

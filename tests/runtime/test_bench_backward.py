@@ -11,6 +11,7 @@ from gdn_codegen.algorithms import find
 from gdn_codegen.cli import main
 from gdn_codegen.tools import bench_backward
 from gdn_codegen.tools.bench_calls import Auto, directions
+from gdn_codegen.tools.bench_table import kept
 from gdn_codegen.tools.layer_inputs import as_layers_pass, as_the_page_reads
 from gdn_codegen.tools.peer_ops import OPS
 from gdn_codegen.tools.peers import OF_GDN, Absent, Peer, Refused
@@ -122,3 +123,15 @@ def test_layer_inputs_of_a_page_without_them_and_of_a_forward_pass(timed, capsys
         bench_backward.bench([], [SMALL], [], page=find("gated_delta_rule"), gates="alike", layer=True)
     assert main(["bench", "--layer-inputs"]) == 2
     assert "layer_inputs: got it without --backward" in capsys.readouterr().err
+
+
+def test_a_row_is_written_before_the_next_one_begins(tmp_path):
+    """So a run that is stopped keeps what it measured."""
+    data, to = {"facts": {}, "rows": []}, tmp_path / "x.json"
+
+    def rows():
+        yield {"who": "first"}
+        assert json.loads(to.read_text())["rows"] == [{"who": "first"}]
+        yield {"who": "second"}
+    assert kept(rows(), data, str(to)) == data["rows"] == json.loads(to.read_text())["rows"]
+    assert kept(iter([{"who": "third"}]), data, None) == [{"who": "third"}] and len(data["rows"]) == 3
