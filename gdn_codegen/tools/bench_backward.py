@@ -109,7 +109,7 @@ def bench(ours: Sequence[Build | Auto], todo: Sequence[Shape], peers: Sequence[P
           json_to: str | None = None, detail: bool = False, seeds: int | None = None, jobs: int | None = None,
           layer: bool = False) -> int:
     """Run all, printing each shape and writing each row as it is there; 1 where a row of ours failed. seeds: errors instead of
-    times, of so many, from `seed` on. jobs: of `compile_first`. layer: whether inputs are those of a layer (`layer_inputs.py`)."""
+    times, of so many, from `seed` on. jobs: of `compile_first`. layer: whether inputs are a layer's (`layer_inputs.py`)."""
     if seeds is not None and seeds < 1:
         raise ValueError(f"errors: got {seeds}; accepted: 1 seed or more")
     if not torch.cuda.is_available():
