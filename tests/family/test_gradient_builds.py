@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from choices import a_call
 from problems import Problem
 
 from gdn_codegen.algorithms import names
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, row_norm, strictly_lower, unit_lower_inverse
 from gdn_codegen.runtime.admit import Refused
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose, gradient_builds
@@ -179,6 +182,40 @@ def test_builds_of_a_hopper(page: str, forms: tuple[tuple[str, str], ...], sched
     assert (found.gradient.chunk, found.gradient.arch, found.gradient.plan.name) == (64, "sm_90a", schedule)
     of = {t.name: t.dtype for x in (found.states, found.gradient) for t in lowered(x).tensors}
     assert of["S_chunks_vk"] == of["d_q"] == of["d_k"] == "bfloat16"
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C", beta="C", S=carried("K V", forgets="g"))
+def normed(q, k, v, g, beta, S):  # type: ignore[no-untyped-def]
+    """Gated DeltaNet that divides keys by their norms itself."""
+    n, G = row_norm(k), cumsum(g)
+    D = exp(lower(G[:, None] - G[None, :], fill=-inf))
+    T = unit_lower_inverse(strictly_lower(beta[:, None] * (n @ n.T) * D))
+    U = T @ (beta[:, None] * (v - exp(G)[:, None] * (n @ S)))
+    o = exp(G)[:, None] * (q @ S) + ((q @ n.T) * D) @ U
+    S = exp(last(G)) * S + n.T @ (exp(last(G) - G)[:, None] * U)
+    return o, S
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_page_that_divides_rows_by_their_norms_itself_takes_operand_gradient() -> None:
+    """On Hopper's warp groups, which sum no rows that depend on no state: a kernel before the walk back computes its operands."""
+    b = asked_of(Build("tilelang", algorithm=f"{__file__}:normed", dtype="bfloat16"), True)
+    found = next(x for x in candidates(b, "cuda", "sm_90a", 64) if not any(map(choose.unfit, x.all)))
+    assert (found.gradient.plan.name, found.gradient.arch) == ("operand_gradient", "sm_90a")
+
+
+def test_rows_measured_with_gates_in_float32_serve_gates_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tune --backward` measures these alone. The build reads the caller's gates."""
+    asked: list[Contract] = []
+
+    def row(b: Build) -> Any:
+        return SimpleNamespace(about=replace(b, schedule="fused"), ms=1.0, far=lambda shape_class: 0,
+                               serves=lambda x, contract: asked.append(contract) or x.algorithm == b.algorithm)
+    b = asked_of(Build("triton", algorithm="gla", dtype="bfloat16", contract=Contract(dtypes=(("g", "bfloat16"),))), True)
+    monkeypatch.setattr(gradient_builds.tables, "rows", lambda *about: [row(x) for x in gradient_builds.undecided(b, True).all])
+    (found,) = gradient_builds.measured(b, ("a GPU",), (0, 0, 0), 64)
+    assert not any({"g", "d_g"} & dict(c.dtypes).keys() for c in asked)
+    assert all(dict(x.contract.dtypes)["g"] == "bfloat16" for x in found.all)
 
 
 @pytest.mark.parametrize("page", names())

@@ -1,9 +1,9 @@
 """block_threads: chooses the threads of a block, and how many blocks share a multiprocessor. For TileLang.
 
 A block of one agent has 128 threads, with these exceptions:
-- 256, if with 128 threads the largest fragment would take more than 64 registers of each thread, or if a kernel over chunks has
-  products, and its fragments that are live at once take more than 128, or its tiles in shared memory more than 88 KiB. But not if
-  a product has 16 columns. TileLang may then give half of them to each of two warp groups, and a wgmma reads no row-major
+- 256, if with 128 threads the largest fragment would take more than 64 registers of each thread, or if fragments of a kernel over
+  chunks that are live at once take more than 128, or if it has products, and tiles of more than 88 KiB in shared memory. But not
+  if a product has 16 columns. TileLang may then give half of them to each of two warp groups, and a wgmma reads no row-major
   operand of 8 columns. On an H100 the kernel over chunks of Kimi Delta Attention took 1800 us with 128 threads, and
   690 with 256 (1 x 8192, 64 heads); that of gated linear attention 600 and 506.
 - 512, if those fragments are so many, shared memory has room for one block, and all products have 64 columns. That of RWKV-7 took

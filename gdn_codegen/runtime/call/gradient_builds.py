@@ -79,7 +79,7 @@ BY_CHANNELS = "channel_gradient"
 OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
 #: What gradients may read beside states, the most first, and how names of such derived pages begin.
 PREFIXES: dict[Solved, str] = {"inverses": "inverse_", "solutions": "solved_", "": ""}
-#: The schedule with one walk for all outputs. Without decays it comes last.
+#: The schedule with one walk for all outputs. Without decays it comes last: with gates of 0 `gradient` was faster.
 ONE_WALK = "fused_gradient"
 #: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
 BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
