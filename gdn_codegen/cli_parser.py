@@ -134,8 +134,8 @@ def _bench_options(p: argparse.ArgumentParser) -> None:
                    "them: raw gates, beta before its sigmoid, q and k before their norms")
     p.add_argument("--interpret", action="store_true", help="with --errors: interpret builds, with their roundings, on the CPU")
     p.add_argument("--peers", metavar="NAME,...", help="GPU: libraries to compare with: of gated_delta_rule fla, flashqla, "
-                   "tileops, flashinfer; of mamba2 mamba_ssm; of the package's other pages fla; or all or none (default: "
-                   "all; those that are not installed are listed as absent)")
+                   "tileops, flashinfer; of kimi_delta_attention fla, cudnn; of mamba2 mamba_ssm; of the package's other "
+                   "pages fla; or all or none (default: all; those that are not installed are listed as absent)")
     p.add_argument("--gates", metavar="KIND,...", help="GPU: log decays: layer, as a layer draws them at initialisation; "
                    "uniform, -U(0, 1) per token and channel; mixed, 0 to -50 in a chunk; alike, -0.01 beside equal keys; or a "
                    "number, as --gates=-5. Several with --errors (default: layer)")

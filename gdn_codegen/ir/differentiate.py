@@ -165,7 +165,7 @@ class _Gradient:
         ct, reads = r.cotangents, {o.attr("tensor"): o.out for o in r.ops.values() if o.attr("tensor")}
         r.line = NO_LINE
         dims = {t.name: ("C", *t.dims) if t.index == "head" else t.dims for t in self.inputs}
-        found = [*((ct.get(reads.get(n, "")), d) for n, d in dims.items()),
+        found = [*((self.unmasked(r, ct.get(reads.get(n, ""))), d) for n, d in dims.items()),
                  *((ct.get(c.name), c.type.dims) for c in self.loop.carried)]
         results = self.distinct(r, [x or r.op("full", dims=d, value=0.0) for x, d in found])
         names = self.renaming(r)
@@ -183,6 +183,12 @@ class _Gradient:
         done = replace(self.p, name=f"{self.p.name}_gradient", tensors=tensors, scales=(),
                        kernels=(replace(kernel, body=(*before, loop, *after)),))
         return _without_padding(_pruned(done))
+
+    def unmasked(self, r: Reverse, ct: str | None) -> str | None:
+        """The cotangent without zeros in rows past the sequence's end, which are not stored."""
+        while ct is not None and ct not in r.ops and ct in r.defs and r.defs[ct].kind == "valid":
+            (ct,) = r.defs[ct].args
+        return ct
 
     def distinct(self, r: Reverse, results: list[str]) -> list[str]:
         """The results, each a value of its own that the chunk computes, because passes assume that. Another one becomes a product

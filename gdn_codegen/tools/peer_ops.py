@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..ir.page import Algorithm
-from .peers import GATES, OF_GDN, TOKENS, Peer, Problem, Refused, Run
+from .peers import BY_PAGE, GATES, TOKENS, Peer, Problem, Refused, Run
 
 FLA = ("flash-linear-attention", "fla-core")
 #: Gates of channels.
@@ -125,14 +125,14 @@ OPS = {
              "mamba_ssm/__init__.py, and einops",
         options={"state_v_first": True, "forms": "dt=rectified", "chunk_size": 64})}
 #: All libraries that are compared with.
-LIBRARIES = tuple(dict.fromkeys((*(o.peer for o in OPS.values()), *(p.name for p in OF_GDN))))
+LIBRARIES = tuple(dict.fromkeys((*(o.peer for o in OPS.values()), *(p.name for of in BY_PAGE.values() for p in of))))
 _made = {n: o.as_peer() for n, o in OPS.items()}
 
 
 def peers_of(page: Algorithm) -> dict[str, Peer]:
     """The peers of a page by name. A page of the user's own has none."""
     return {p.name: p for p in (*([_made[page.name]] if page.name in OPS else []),
-                                *(OF_GDN if page.name == "gated_delta_rule" else ()))}
+                                *BY_PAGE.get(page.name, ()))}
 
 
 def rivals(names: str, page: Algorithm) -> list[Peer]:

@@ -193,7 +193,20 @@ def _flashinfer(x: Problem, check: Callable[..., None]) -> Run:
     return run
 
 
-#: The peers of Gated DeltaNet that take it in ways of their own. FLA is among the peers of all pages (`peer_ops.py`).
+def _cudnn(x: Problem, check: Callable[..., None]) -> Run:
+    """The op of cuDNN's frontend, without a batch dim and with states [N, HV, V, K]. It chooses its kernels by the GPU: on Hopper
+    `kda_hopper_cuda`, which cuts sequences where a check of the gates allows it."""
+    op = importlib.import_module("cudnn.linear_attention.ops").kimi_delta_attention
+    given = {n: t[0].contiguous() for n, t in x.inputs.items()}
+    check(**given, cu_seqlens=x.ends)
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        o, state = op(**given, cu_seqlens=x.ends, **x.numbers, output_final_state=True)
+        return o[None], state.transpose(-1, -2)
+    return run
+
+
+#: The peers of a page that take it in ways of their own. FLA is among the peers of most pages (`peer_ops.py`).
 OF_GDN = (
     Peer("flashqla", "flash_qla", ("flash_qla", "flash-qla"), {**TOKENS, **GATES, "cu_seqlens": ("int32", "N + 1")}, _flashqla),
     Peer("tileops", "tileops", ("tileops",), {**TOKENS, "g": ("input", "1, T, HV"), "beta": ("input", "1, T, HV")}, _tileops,
@@ -201,3 +214,8 @@ OF_GDN = (
     Peer("flashinfer", "flashinfer", ("flashinfer-python",),
          {"q": ("input", "T, H, K"), "k": ("input", "T, H, K"), "v": ("input", "T, HV, V"), "alpha": ("float32", "T, HV"),
           "beta": ("float32", "T, HV"), "cu_seqlens": ("int32", "N + 1")}, _flashinfer, note="decay as exp(g)"))
+OF_KDA = (
+    Peer("cudnn", "cudnn.linear_attention.ops", ("nvidia-cudnn-frontend",),
+         {"q": ("input", "T, H, K"), "k": ("input", "T, H, K"), "v": ("input", "T, HV, V"), "g": ("float32", "T, HV, K"),
+          "beta": ("float32", "T, HV"), "cu_seqlens": ("int32", "N + 1")}, _cudnn, dtypes=("bfloat16",)),)
+BY_PAGE = {"gated_delta_rule": OF_GDN, "kimi_delta_attention": OF_KDA}

@@ -117,6 +117,7 @@ def libraries(monkeypatch):
 
     def hold(page):
         monkeypatch.setattr(module(OPS[page].module), OPS[page].name, stand_in(page), raising=False)
+    hold.module = module
     return hold
 
 
@@ -131,6 +132,20 @@ def test_each_op_is_fed_what_it_takes(page, shape, libraries):
             peer.prepare(x)
         return
     error_o, error_state = errors(peer.prepare(x)(), reference(x))
+    assert error_o < 1e-12 and error_state < 1e-12
+
+
+@pytest.mark.parametrize("shape", [ONE, GROUPS, RAGGED], ids=lambda s: s.name)
+def test_cudnn_is_fed_what_it_takes(shape, libraries, monkeypatch):
+    """Tokens of all sequences in one dim, ends in int32, and states [N, HV, V, K]."""
+    def cudnn(q, k, v, g, beta, cu_seqlens, scale, output_final_state):
+        assert output_final_state and scale == 128 ** -0.5 and cu_seqlens.dtype == torch.int32
+        rows = {n: t[None] for n, t in dict(q=q, k=k, v=v, g=g, beta=beta).items()}
+        o, state = exact(find("kimi_delta_attention"), **rows, cu_seqlens=cu_seqlens)
+        return o[0], state.mT
+    monkeypatch.setattr(libraries.module("cudnn.linear_attention.ops"), "kimi_delta_attention", cudnn, raising=False)
+    x = problem(shape, "bfloat16", 128, 128, device="cpu", algorithm="kimi_delta_attention")
+    error_o, error_state = errors(peers_of(find("kimi_delta_attention"))["cudnn"].prepare(x)(), reference(x))
     assert error_o < 1e-12 and error_state < 1e-12
 
 
@@ -152,6 +167,7 @@ def test_a_library_that_does_not_import_is_absent(libraries, monkeypatch):
 def test_names_of_peers():
     assert [p.name for p in rivals("all", find("rwkv7"))] == ["fla"] and LIBRARIES[:2] == ("fla", "mamba_ssm")
     assert [p.name for p in rivals("all", find("mamba2"))] == ["mamba_ssm"] and rivals("all", mine) == []
+    assert [p.name for p in rivals("all", find("kimi_delta_attention"))] == ["fla", "cudnn"] and "cudnn" in LIBRARIES
     with pytest.raises(ValueError, match="peers: got 'fla' for mamba2; accepted: all, none, mamba_ssm"):
         rivals("fla", find("mamba2"))
 
@@ -183,7 +199,8 @@ def rows(words, file):
 def test_the_op_beside_the_library(page, gpu, libraries, tmp_path):
     """The package's op and the library's are called on the same tensors, and errors stand beside errors."""
     libraries(page)
-    words = ["bench", "--target", "triton", "--algorithm", page, "--dtype", "bfloat16", "--schedule", "auto", *SMALL]
+    words = ["bench", "--target", "triton", "--algorithm", page, "--dtype", "bfloat16", "--schedule", "auto", *SMALL,
+             "--peers", OPS[page].peer]
     theirs, mine = rows(words, tmp_path / "t.json")
     assert (theirs["who"], theirs["note"], mine["who"]) == (OPS[page].peer, OPS[page].name, "triton auto")
     assert theirs["error_o"] < 1e-12 < mine["error_o"] < TOLERANCE["bfloat16"] and mine["error_state"] < TOLERANCE["bfloat16"]
@@ -197,8 +214,8 @@ def test_the_op_beside_the_library(page, gpu, libraries, tmp_path):
 def test_named_schedules_of_a_page_with_gates_of_channels(layout, gpu, tmp_path):
     words = ["bench", "--target", "triton", "--algorithm", "kimi_delta_attention", "--schedule", "staged", "--layout", layout,
              "--head-dim-k", "32", "--head-dim-v", "16", "--chunk", "16", "--tokens", "40", "--heads", "1/2"]
-    theirs, row = rows(words, tmp_path / "t.json")
-    assert "absent" in theirs and row["who"] == "triton staged c16" and row["error_o"] < TOLERANCE["float16"]
+    *theirs, row = rows(words, tmp_path / "t.json")
+    assert [x["who"] for x in theirs if "absent" in x] == ["fla", "cudnn"] and row["who"] == "triton staged c16" and row["error_o"] < TOLERANCE["float16"]
 
 
 @algorithm(q="C K", k="C K", v="C V", alpha="C", S=carried("K V"), Z=carried("K V"))

@@ -170,6 +170,7 @@ RAW = (("beta", "sigmoid"), ("g", "raw"), ("k", "l2norm"), ("q", "l2norm"))
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("page, forms, schedule", [
     ("gated_delta_rule", (), "fused_gradient"), ("gated_delta_rule", RAW, "fused_gradient"), ("gla", (), "channel_gradient"),
+    ("lightning_attention", (), "fused_gradient"),
     pytest.param("kimi_delta_attention", RAW, "channel_gradient", marks=pytest.mark.slow)])
 def test_builds_of_a_hopper(page: str, forms: tuple[tuple[str, str], ...], schedule: str) -> None:
     """With as many value heads as key heads no sum follows, so that the gradients of q and k have their dtype. Both builds have

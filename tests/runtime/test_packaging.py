@@ -76,6 +76,14 @@ def test_an_install_elsewhere_builds(wheel, tmp_path):
     assert list((tmp_path / "mine").rglob("gdn_c64_bthd.py"))
 
 
+def test_the_package_runs_as_a_module():
+    """As the command, with its status and output; a script's folder may not be on the PATH."""
+    done = subprocess.run([sys.executable, "-m", "gdn_codegen", "list", "nothing"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("usage: gdn_codegen "), done.stderr
+    done = subprocess.run([sys.executable, "-m", "gdn_codegen", "--version"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.startswith("gdn_codegen ")
+
+
 def test_importing_the_package_imports_no_target():
     code = ("import sys, gdn_codegen.cli\n"
             "print([m for m in ('triton', 'tilelang', 'torch_npu', 'transformers') if m in sys.modules])")
