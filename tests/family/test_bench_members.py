@@ -215,7 +215,8 @@ def test_named_schedules_of_a_page_with_gates_of_channels(layout, gpu, tmp_path)
     words = ["bench", "--target", "triton", "--algorithm", "kimi_delta_attention", "--schedule", "staged", "--layout", layout,
              "--head-dim-k", "32", "--head-dim-v", "16", "--chunk", "16", "--tokens", "40", "--heads", "1/2"]
     *theirs, row = rows(words, tmp_path / "t.json")
-    assert [x["who"] for x in theirs if "absent" in x] == ["fla", "cudnn"] and row["who"] == "triton staged c16" and row["error_o"] < TOLERANCE["float16"]
+    assert [x["who"] for x in theirs if "absent" in x] == ["fla", "cudnn"]
+    assert row["who"] == "triton staged c16" and row["error_o"] < TOLERANCE["float16"]
 
 
 @algorithm(q="C K", k="C K", v="C V", alpha="C", S=carried("K V"), Z=carried("K V"))
