@@ -44,6 +44,8 @@ def derivative(name: str) -> str:
 
 #: What a gradient reads beside states: nothing, the solutions of each chunk, or these and the inverses that only these read.
 Solved = Literal["", "solutions", "inverses"]
+#: What gradients may read beside states, the most first, and how names of such derived pages begin.
+PREFIXES: dict[Solved, str] = {"inverses": "inverse_", "solutions": "solved_", "": ""}
 
 
 def solutions(p: Program) -> list[str]:

@@ -18,6 +18,7 @@ from ..emit.base import Heads, KernelText
 from ..ir.core import Program
 from ..schedule.contract import PLAIN, Contract
 from .candidates import Asked, Candidate, Space, Splits
+from .gradient_plans import GradientPlan
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ class Target:
     tensors.
     tf32: whether products of float32 are computed in tf32 on a GPU.
     splits: when dispatch splits sequences. None: where walks fill at most half of a GPU.
+    gradients: device type or architecture -> plans of gradients, of which the first that fits is taken, those of the architecture
+    before those of its type. Without any, the target has no gradients.
     """
 
     name: str
@@ -150,6 +153,7 @@ class Target:
     stride_units: bool = False
     tf32: bool = False
     splits: Splits | None = None
+    gradients: Mapping[str, tuple[GradientPlan, ...]] = field(default_factory=dict)
 
     def lowered_for(self, arch: str) -> Lowering:
         """The passes and the device for an architecture. "" is for text that runs on any architecture."""

@@ -13,6 +13,7 @@ from ..emit import pto
 from ..emit.base import KernelText
 from ..passes.pipelines import CORES
 from . import Line, Lowering, Target, Toolchain, machine, register
+from .gradient_plans import BY_CHUNKS, BY_PIECES, ONE
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ TARGET = register(Target(
                                               "descriptors", "persistent", "by_length", "token_groups", "k_piece",
                                               "piece_warps")), pto.emit,
     "pto/module.py.j2", ("cpu", "npu"), facts=_facts, refused={"a5": "; ".join(UNKNOWN)}, preference=2, head_counts=True,
+    gradients={"cpu": (ONE, BY_CHUNKS, *BY_PIECES), "npu": (BY_CHUNKS, ONE, *BY_PIECES)},
     toolchain=Toolchain(
         lacks=_lacks, compiler=lambda device: (machine.cxx() or "") if device == "cpu" else "bisheng", findings=_findings,
         check_needs=lambda: "" if machine.compiler() else machine.TOOLS["c++"], check=_check,

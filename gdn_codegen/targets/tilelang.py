@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,14 @@ from ..devices.sm_90a import SM_90A
 from ..emit import tilelang
 from ..emit.base import KernelText, quoted
 from ..emit.tilelang import functions
+from ..ir.differentiate import PREFIXES
 from ..passes.cut.partition import longest_warm_up
 from ..passes.cut.summaries import SUMMARIES
 from ..passes.pipelines import GROUPS, ONE_AGENT
-from ..schedule import OF_CORES, varied
+from ..schedule import OF_CORES, named, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .candidates import Asked, Candidate, Space, Splits, several
+from .gradient_plans import BY_CHANNELS, IN_PARTS, OF_SOLUTIONS, ONE, ONE_WALK, STATE_WALKS, THREE, GradientPlan, late_sums
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -127,6 +130,22 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
             "groups": quoted([k.name for k in kernels if k.extra["agents"]])}
 
 
+#: Walks for the states before chunks on Hopper's warp groups.
+_STATES = (("fused_walk", IN_PARTS), *STATE_WALKS)
+#: The last one of any GPU has chunks of 16: with 32, a kernel of RWKV-7 with K = V = 256 lacks 512 bytes.
+GRADIENTS = {
+    "cpu": (ONE, THREE),
+    "cuda": (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE,
+             replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(named("gradient").kernels)}), rank=1),
+             GradientPlan((BY_CHANNELS, {"v_block": 64}), STATE_WALKS, True, most=16, rank=1)),
+    ARCH: (
+        *(GradientPlan((ONE_WALK, IN_PARTS), _STATES, True, ARCH, solved=x) for x in PREFIXES),
+        *(GradientPlan((name, {"v_block": 64, "stages": n, **x}), _STATES, True, ARCH)
+          for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
+        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, **x, **y}), _STATES, True, ARCH,
+                       solved="solutions" if y else "")
+          for y in ({"kernels": OF_SOLUTIONS}, {}) for n in (3, 2, 1) for x in (IN_PARTS, {})))}
+
 TARGET = register(Target(
     "tilelang",
     Lowering(ONE_AGENT, HOPPER, unused=(*OF_OTHERS, "stages", "warm_up", "longest_first", "agents", "persistent", "by_length")),
@@ -134,6 +153,7 @@ TARGET = register(Target(
     facts=_facts, archs={ARCH: Lowering(GROUPS, SM_90A, unused=(*OF_OTHERS, "token_groups", "padded_pieces"), schedule="walk",
                                         columns=64)},
     preference=0, model=_model, sized_for=(ARCH,), spaces=SPACES, splits=SPLITS, stride_units=True, tf32=True,
+    gradients=GRADIENTS,
     toolchain=Toolchain(
         package="tilelang", install=INSTALL, modules=("tilelang", "tvm", "tvm_ffi"), lacks=_lacks,
         compiler=lambda device: "gcc" if device == "cpu" else "nvcc", findings=_findings,

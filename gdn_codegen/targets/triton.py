@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,10 @@ from ..ir.core import Kernel, Program, Stmt, loops, walk
 from ..ir.types import BYTES, Tile
 from ..passes.pipelines import INSTANCES
 from ..schedule import OF_CORES, varied
+from ..schedule.schedule import BEFORE_BACK
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .candidates import Asked, Candidate, Space
+from .gradient_plans import BY_CHANNELS, IN_PARTS, ONE, STATE_WALKS, THREE, GradientPlan, late_sums
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -151,11 +154,23 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
             "in_shares": quoted(those("in_pairs")), "descriptors": bool(those("described"))}
 
 
+#: Kernels of a gradient, smaller than three: what is early has a kernel of its own, and so have outputs of one number a token.
+#: Their sums are stored by the kernel before: ptxas delays sums until they are read. K, V from 132 to 252 may fit three kernels
+#: alone.
+FIVE = ((*BEFORE_BACK, "@converted"), ("@early",), ("@state", "@solution"), ("@sum", "@tile"), ("@core",), ("@output",))
+_THREE = replace(THREE, gradient=("gradient", {"v_block": 64}))
+GRADIENTS = {
+    "cpu": (ONE, THREE),
+    "cuda": (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})), _THREE,
+             GradientPlan((BY_CHANNELS, {"v_block": 64}), STATE_WALKS, True, most=32), ONE,
+             replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(FIVE)}), rank=1))}
+
 TARGET = register(Target(
     "triton", Lowering(INSTANCES, TRITON, unused=(*OF_CORES, "value_heads", "agents", "persistent", "by_length",
                                           "token_groups")), triton.emit,
     "triton/module.py.j2", ("cpu", "cuda"), facts=_facts, preference=1, model=_model,
     too_large=_too_large, sized_for=("sm_90a",), spaces=SPACES, per_call=True, interprets=("cpu",),
+    gradients=GRADIENTS,
     toolchain=Toolchain(
         package="triton", install=INSTALL, modules=("triton",), findings=_findings, check=_check,
         check_archs=("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950"),

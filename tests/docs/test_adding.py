@@ -95,6 +95,42 @@ assert max(wrong) < 1e-5, wrong
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
 
 
+def test_the_call_of_the_document_has_gradients(folder):
+    """Through the op, against torch.autograd through the recurrence in float64."""
+    register, call = blocks(DOCS["a_target"], "python")
+    names = "q", "k", "v", "g", "beta"
+    exact = ("    S = torch.zeros(4, 32, 32, dtype=torch.float64)\n    rows = []\n    for t in range(40):\n"
+             "        a, b = (y[0, t].repeat_interleave(2, 0) for y in (q, k))\n"
+             "        S = g[0, t].exp()[:, None, None] * S\n"
+             "        u = beta[0, t][:, None] * (v[0, t] - (b[:, None] @ S)[:, 0])\n"
+             "        S = S + b[:, :, None] * u[:, None]\n        rows.append(32 ** -0.5 * (a[:, None] @ S)[:, 0])\n"
+             "    return torch.stack(rows)[None], S[None]\n")
+    check = f"""
+leaves = [y.detach().clone().requires_grad_() for y in ({", ".join(names)})]
+o, state = chunk_gated_delta_rule(*leaves, target="plain_torch", output_final_state=True)
+got = torch.autograd.grad(o.square().sum() + state.sum(), leaves)
+def exact({", ".join(names)}):
+{exact}
+wide = [y.detach().double().requires_grad_() for y in leaves]
+o, state = exact(*wide)
+want = torch.autograd.grad(o.square().sum() + state.sum(), wide)
+wrong = [((x - y).norm() / y.norm()).item() for x, y in zip(got, want)]
+assert max(wrong) < 1e-5, wrong
+"""
+    done = python(folder, "-c", f"{register}\n{call}\n{check}print('right')")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+def test_a_target_without_plans_refuses_gradients(folder):
+    register, call = blocks(DOCS["a_target"], "python")
+    without = register.replace("plain_torch.TARGET", "dataclasses.replace(plain_torch.TARGET, gradients={}, name='bare')")
+    assert without != register
+    asked = call.replace('"plain_torch"', '"bare"').replace("rule(q,", "rule(q.requires_grad_(),")
+    done = python(folder, "-c", f"import dataclasses\n{without}\n{asked}")
+    accepted = "ValueError: target: got 'bare'; accepted: auto, triton, tilelang, pto, plain_torch, which have gradients"
+    assert done.returncode == 1 and accepted in done.stderr, done.stderr
+
+
 def test_ops_with_rules_of_their_own(folder):
     (script,) = blocks(DOCS["an_op"], "python")
     done = python(folder, "-c", script)

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.runtime.call import gradient_builds
-from gdn_codegen.runtime.call.gradient_builds import FIVE, ONE, TARGETS, THREE, WALKS, Plan
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
+from gdn_codegen.targets import find as find_target
+from gdn_codegen.targets.gradient_plans import ONE, STATE_WALKS, THREE, GradientPlan
+from gdn_codegen.targets.triton import FIVE
 
-HERE = [t for t in OWN if runs(t, "cpu") and t in TARGETS]
+HERE = [t for t in OWN if runs(t, "cpu")]
 ACCEPTED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 #: Pages that all targets run in every run of the suite; on targets after the first, others are run by hand (`-m long`).
 OFTEN = ("gated_delta_rule", "mamba2")
@@ -215,15 +217,19 @@ def test_nothing_changes_where_nothing_requires_grad() -> None:
 
 
 
-@pytest.mark.parametrize("plan", [ONE, THREE, Plan(("gradient", {"kernels": FIVE}), WALKS, True),
-                                  Plan(("fused_gradient", {}), WALKS, True)], ids=["one", "three", "five", "one_walk"])
+def _with_walks(schedule: str, **fields: Any) -> GradientPlan:
+    return GradientPlan((schedule, fields), STATE_WALKS, True)
+
+
+@pytest.mark.parametrize("plan", [ONE, THREE, _with_walks("gradient", kernels=FIVE), _with_walks("fused_gradient")],
+                         ids=["one", "three", "five", "one_walk"])
 @pytest.mark.parametrize("page", ["gated_delta_rule", "simple_gla"])
 @pytest.mark.parametrize("gate", [-5.0, -10.0])
-def test_a_gradient_by_gates_that_is_tiny_keeps_its_digits(gate: float, page: str, plan: Plan,
+def test_a_gradient_by_gates_that_is_tiny_keeps_its_digits(gate: float, page: str, plan: GradientPlan,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all tokens forget much, d_g has a factor of exp(g), 4.5e-5 for -10. Larger terms that cancel leave nothing, as
     they are rounded to float32 at most: in 16 bits they would leave 1e-3."""
-    monkeypatch.setitem(gradient_builds.PLANS, ("triton", "cpu"), (plan,))
+    monkeypatch.setitem(find_target("triton").gradients, "cpu", (plan,))
     gradient_builds._fitting.cache_clear()
     p = Problem(page, "triton", (70, 33), dtype=torch.bfloat16)
     g = torch.full_like(p.x["g"], gate)
@@ -232,13 +238,13 @@ def test_a_gradient_by_gates_that_is_tiny_keeps_its_digits(gate: float, page: st
     assert found["g"] < 1e-2, found
 
 
-@pytest.mark.parametrize("plan", [THREE, Plan(("gradient", {"kernels": FIVE}), WALKS, True),
-                                  Plan(("fused_gradient", {}), WALKS, True), Plan(("channel_gradient", {}), WALKS, True)],
+@pytest.mark.parametrize("plan", [THREE, _with_walks("gradient", kernels=FIVE), _with_walks("fused_gradient"),
+                                  _with_walks("channel_gradient")],
                          ids=["three", "five", "one_walk", "by_channels"])
 @pytest.mark.parametrize("page", ["gated_delta_rule", pytest.param("kimi_delta_attention", marks=pytest.mark.slow)])
-def test_forms_with_kernels_of_their_own(page: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_with_kernels_of_their_own(page: str, plan: GradientPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """All forms at once, as layers have them, with gates in 16 bits."""
-    monkeypatch.setitem(gradient_builds.PLANS, ("triton", "cpu"), (plan,))
+    monkeypatch.setitem(find_target("triton").gradients, "cpu", (plan,))
     monkeypatch.setattr(gradient_builds, "_fitting", gradient_builds._fitting.__wrapped__)
     p, gen = Problem(page, "triton", (17, 0, 5), dtype=torch.bfloat16), torch.Generator().manual_seed(1)
     shape = p.x["g"].shape

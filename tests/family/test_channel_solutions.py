@@ -10,10 +10,10 @@ from test_gradients_in_parts import OF_GROUPS, Given
 from gdn_codegen.derived_pages import find
 from gdn_codegen.ir.core import Program
 from gdn_codegen.passes import pipelines
-from gdn_codegen.runtime.call.gradient_builds import OF_SOLUTIONS
 from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.targets import lower
+from gdn_codegen.targets.gradient_plans import OF_SOLUTIONS
 
 SIZES = {"C": 64, "K": 128, "V": 64}
 

@@ -17,11 +17,12 @@ from gdn_codegen.runtime.admit import Refused
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose, gradient_builds
 from gdn_codegen.runtime.call.device import gpu
-from gdn_codegen.runtime.call.gradient_builds import TARGETS, asked_of, builds_for, candidates, modules_for
+from gdn_codegen.runtime.call.gradient_builds import asked_of, builds_for, candidates, modules_for
 from gdn_codegen.runtime.call.request import Call
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import OWN
 
 pytestmark = pytest.mark.skipif(not runs("triton", "cpu"), reason="Triton does not run here")
 
@@ -67,7 +68,7 @@ def test_another_target_where_one_has_none(monkeypatch: pytest.MonkeyPatch) -> N
     first = builds_for(PAGE, call()).gradient.target
     gradient_builds._fitting.cache_clear()
     without(monkeypatch, lambda b: b.target == first)
-    others = [t for t in TARGETS if t != first and runs(t, "cpu")]
+    others = [t for t in OWN if t != first and runs(t, "cpu")]
     if others:
         assert builds_for(PAGE, call()).gradient.target in others
     with pytest.raises(ValueError, match=rf"target: got '{first}'; accepted: .*K = 32, V = 32 in bfloat16 \(too large\)"):
@@ -222,7 +223,7 @@ def test_rows_measured_with_gates_in_float32_serve_gates_in_16_bits(monkeypatch:
 @pytest.mark.parametrize("page", names())
 def test_each_page_has_candidates_for_each_device(page: str) -> None:
     """Several Householder steps a token give several solutions, whose names may come in any order."""
-    for target, device, arch in ((t, *x) for t in TARGETS for x in (("cuda", "sm_90a"), ("cuda", ""), ("cpu", ""), ("npu", ""))):
+    for target, device, arch in ((t, *x) for t in OWN for x in (("cuda", "sm_90a"), ("cuda", ""), ("cpu", ""), ("npu", ""))):
         b = asked_of(Build(target, algorithm=page, dtype="bfloat16"), True)
         assert all(x.gradient.algorithm.startswith(f"{page}.") for x in candidates(b, device, arch, 64)), target
 

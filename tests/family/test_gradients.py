@@ -15,10 +15,11 @@ from gdn_codegen.ir.differentiate import chunk_states
 from gdn_codegen.passes.loops import column_pieces, register_room
 from gdn_codegen.passes.storage import place
 from gdn_codegen.runtime.build import Build, lowered
-from gdn_codegen.runtime.call.gradient_builds import FIVE, late_sums
 from gdn_codegen.runtime.load import function
 from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets.gradient_plans import late_sums
+from gdn_codegen.targets.triton import FIVE
 
 #: Pages that all targets run in every run of the suite. TileLang, PTO and three kernels take others by hand (`-m long`), as
 #: kernels take seconds to compile.

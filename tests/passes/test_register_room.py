@@ -7,9 +7,9 @@ from gdn_codegen.ir.core import Kernel
 from gdn_codegen.passes.loops.few_live import most_live
 from gdn_codegen.passes.loops.register_room import OF_A_WARP
 from gdn_codegen.runtime.build import Build, lowered
-from gdn_codegen.runtime.call.gradient_builds import FIVE, asked_of, undecided
+from gdn_codegen.runtime.call.gradient_builds import asked_of, undecided
 from gdn_codegen.schedule import varied
-from gdn_codegen.targets.triton import BY_CHANNEL
+from gdn_codegen.targets.triton import BY_CHANNEL, FIVE
 
 
 def gradient(**fields):

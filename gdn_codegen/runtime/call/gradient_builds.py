@@ -12,12 +12,12 @@ from ... import algorithms
 from ...derived_pages import beside, find
 from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
-from ...ir.differentiate import Solved, derivative, inverses, solutions
+from ...ir.differentiate import PREFIXES, Solved, derivative, inverses, solutions
 from ...ir.page import Algorithm
-from ...schedule import Schedule, named, varied
-from ...schedule.schedule import BEFORE_BACK, PREPARED
+from ...schedule import Schedule, varied
+from ...targets import OWN, names
 from ...targets import find as find_target
-from ...targets import names
+from ...targets.gradient_plans import BY_CHANNELS, IN_PARTS, ONE_WALK, Varied
 from ..admit import Refused, admit
 from ..build import Build, lowered
 from ..load import module
@@ -28,84 +28,6 @@ from .compiling import DoesNotCompile, compiling
 from .device import Facts, facts
 from .request import DEFAULT_CHUNK, DTYPES, Call
 
-
-@dataclass(frozen=True)
-class Plan:
-    """Schedules with changed fields: that of a gradient, and those of the states before chunks, of which the first that fits is
-    taken. narrow: states before chunks have the dtype of q between the two. arch: of builds for one architecture. most: tokens
-    of the largest chunk. solved: what the states' module also gives, and the gradient reads. rank: plans for the few sizes that
-    no plan of a lower one fits have a higher one."""
-
-    gradient: tuple[str, dict[str, Any]]
-    states: tuple[tuple[str, dict[str, Any]], ...]
-    narrow: bool = False
-    arch: str = ""
-    most: int = 128
-    solved: Solved = ""
-    rank: int = 0
-
-    @property
-    def late(self) -> bool:
-        """Whether the walk back leaves sums to the last kernel (`late_sums`)."""
-        return any("@state_solution" in g for g in self.gradient[1].get("kernels", ()))
-
-
-def late_sums(kernels: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
-    """The field of groups with a walk that leaves those solutions to the last kernel on which no state depends. A solution that
-    sums over V keeps a walk from having blocks of V."""
-    return {"kernels": tuple(tuple("@state_solution" if n == "@solution" else n for n in g) for g in kernels)}
-
-
-#: One kernel, and states in float32. For devices on which launches cost little, and pages that fit no other plan.
-ONE = Plan(("fused", {}), (("fused", {}),))
-#: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again; one more where inputs have
-#: forms. On an H100 the gradient of 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves
-#: of V, 0.3 ms more whole. With a gate for each channel walks for states read operands that another kernel computed. Where a page
-#: bounds what tokens forget, by a number, walks come in parts: with 16 heads and 32768 tokens that took 2.1 ms, not 3.0, and in
-#: Triton 4.9, not 6.8. On Hopper's warp groups one walk in parts computes all outputs: 1.35 ms, not 1.87. There the walk of the
-#: states also stores what solves each chunk's system, and its inverse: both modules took 1.22 ms so, not 1.43.
-WALKS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
-IN_PARTS = {"partition": "decay"}
-THREE = Plan(("gradient", {"v_block": 64}), (("walk", IN_PARTS), *WALKS), narrow=True)
-#: Groups of smaller kernels, for Triton: what is early has a kernel of its own, and so have outputs of one number a token. Their
-#: sums are stored by the kernel before: ptxas delays sums until they are read. K, V from 132 to 252 may fit three kernels alone.
-FIVE = ((*BEFORE_BACK, "@converted"), ("@early",), ("@state", "@solution"), ("@sum", "@tile"), ("@core",), ("@output",))
-#: The schedule for pages with a gate for each channel: more kernels, with fewer products each, most of them for half of the
-#: channels. In Triton with chunks of 32 tokens its kernels spill up to 0.5 KB a thread for KDA, those of FIVE with 64 up to 6 KB:
-#: the gradient of 1 x 8192 tokens with 64 heads took 8.2 ms, not 21.5 (H100, with its states).
-BY_CHANNELS = "channel_gradient"
-#: Its kernels where the states' module gives what solves each chunk's system. Scores are computed where they are read.
-OF_SOLUTIONS = tuple(g for g in named(BY_CHANNELS).kernels if "@score" not in g)
-#: What gradients may read beside states, the most first, and how names of such derived pages begin.
-PREFIXES: dict[Solved, str] = {"inverses": "inverse_", "solutions": "solved_", "": ""}
-#: The schedule with one walk for all outputs. Without decays it comes last: with gates of 0 `gradient` was faster.
-ONE_WALK = "fused_gradient"
-#: For cores with little memory: a kernel for all gradients of a chunk, and a walk for the derivative by the state alone.
-BY_CHUNKS = Plan(("prepared", {}), (("prepared", {}),))
-#: The same for K and V above 128: walks for blocks of V, and kernels over chunks that have some columns of a state at a time.
-BY_PIECES = tuple(Plan(("prepared", {"v_block": n, "v_piece": n, "order": "page", **x}), (("prepared", {"v_block": n}),),
-                       rank=bool(x)) for x in ({}, late_sums(PREPARED)) for n in (64, 32, 16))
-#: Plans by target, and by type or architecture of the device. The first that fits is taken. A target that is not here has no
-#: gradients. The last one of TileLang has chunks of 16: with 32, a kernel of RWKV-7 with K = V = 256 lacks 512 bytes.
-PLANS: dict[tuple[str, str], tuple[Plan, ...]] = {
-    ("triton", "cpu"): (ONE, THREE),
-    ("triton", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})),
-                         replace(THREE, gradient=("gradient", {"v_block": 64})),
-                         Plan((BY_CHANNELS, {"v_block": 64}), WALKS, True, most=32), ONE,
-                         replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(FIVE)}), rank=1)),
-    ("tilelang", "cpu"): (ONE, THREE),
-    ("tilelang", "cuda"): (*(replace(THREE, gradient=("gradient", {"v_block": 64, **x})) for x in (IN_PARTS, {})), ONE,
-                           replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(named("gradient").kernels)}), rank=1),
-                           Plan((BY_CHANNELS, {"v_block": 64}), WALKS, True, most=16, rank=1)),
-    ("tilelang", "sm_90a"): (
-        *(Plan((ONE_WALK, IN_PARTS), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a", solved=x) for x in PREFIXES),
-        *(Plan((name, {"v_block": 64, "stages": n, **x}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a")
-          for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
-        *(Plan((BY_CHANNELS, {"v_block": 64, "stages": n, **x, **y}), (("fused_walk", IN_PARTS), *WALKS), True, "sm_90a",
-               solved="solutions" if y else "")
-          for y in ({"kernels": OF_SOLUTIONS}, {}) for n in (3, 2, 1) for x in (IN_PARTS, {}))),
-    ("pto", "cpu"): (ONE, BY_CHUNKS, *BY_PIECES), ("pto", "npu"): (BY_CHUNKS, ONE, *BY_PIECES)}
 #: The target whose kernels in pieces of K are taken last. ptxas takes minutes for them: six for one of KDA with K = V = 256.
 LAST_IN_PIECES = "tilelang"
 #: Tokens of a chunk, tried from the largest that the call allows.
@@ -128,7 +50,8 @@ class Builds:
 def undecided(b: Build, rounded: bool, solved: Solved = "") -> Builds:
     """The two builds of a gradient with the schedule and chunk of `b`: what they compute, and their contracts.
 
-    b: as for `candidates`. rounded: whether states before chunks have the dtype of q between the two. solved: as for Plan.
+    b: as for `candidates`. rounded: whether states before chunks have the dtype of q between the two. solved: as for
+    GradientPlan.
     """
     states, gradient = (beside(b.algorithm, f"{PREFIXES[solved]}{kind}") for kind in ("states", "gradient"))
     p = find(gradient).trace()
@@ -155,7 +78,7 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     in_parts = may_split and not channels
     of = roles(find(beside(b.algorithm, "gradient")).trace())
     late = of["solution"] != of["state_solution"]  # otherwise kernels with late sums are the same again
-    plans = [x for key in dict.fromkeys((arch, device)) for x in PLANS.get((b.target, key), ())
+    plans = [x for key in dict.fromkeys((arch, device)) for x in find_target(b.target).gradients.get(key, ())
              if (in_parts or "partition" not in x.gradient[1]) and solved[x.solved] and late >= x.late]
     if any(tile_extent(n, find_target(b.target).lowering.device) != n for n in (b.head_dim_k, b.head_dim_v)):
         plans += [replace(x, gradient=(x.gradient[0], {**x.gradient[1], "padded_pieces": True}), rank=x.rank + 2)
@@ -189,7 +112,7 @@ def measured(b: Build, names: tuple[str, ...], shape_class: tuple[int, ...], mos
     return [x for *_, x in sorted(found, key=lambda x: x[:2])]
 
 
-def _varied(plan: tuple[str, dict[str, Any]], arch: str) -> str | Schedule:
+def _varied(plan: Varied, arch: str) -> str | Schedule:
     name, fields = plan
     return varied(name, arch, **fields) if fields else name
 
@@ -203,20 +126,17 @@ def _apart(x: Builds) -> str:
     return "" if stored == read else f"schedule {x.states.plan.name} stores {', '.join(stored)}, not {', '.join(read)}"
 
 
-#: Targets that have gradients.
-TARGETS = tuple(dict.fromkeys(n for n, _ in PLANS))
-
-
 def check_target(asked: str) -> None:
-    """ValueError for a target without gradients. torch.compile traces it, but not the search for installed targets."""
-    if asked not in ("auto", *TARGETS) and asked in names():
-        _fail("target", repr(asked), f"auto, {', '.join(TARGETS)}, which have gradients")
+    """ValueError for a target without gradients. torch.compile traces it for the package's own targets, which all have some, but
+    not the search for installed ones."""
+    if asked not in ("auto", *OWN) and asked in names() and not find_target(asked).gradients:
+        _fail("target", repr(asked), f"auto, {', '.join(n for n in names() if find_target(n).gradients)}, which have gradients")
 
 
 def targets_for(device: str, asked: str) -> list[str]:
     """The targets whose builds may serve the gradient of a call, the preferred one first: the caller's, or all that run here."""
     check_target(asked)
-    found = [n for n in serving(device) if n in TARGETS and runs(n, device)]
+    found = [n for n in serving(device) if find_target(n).gradients and runs(n, device)]
     return found if asked == "auto" and found else [choose(device, asked)]
 
 
@@ -251,8 +171,8 @@ def asked_of(b: Build, alone: bool) -> Build:
 @lru_cache(maxsize=256)
 def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_class: tuple[int, ...], in_parts: bool,
              saved: bool) -> Builds | str:
-    """The first builds that fit: those that were measured, then those of PLANS. Kernels of LAST_IN_PIECES in pieces come last.
-    Where none fits, why not: each call of such a kind asks again.
+    """The first builds that fit: those that were measured, then those of the target's plans. Kernels of
+    LAST_IN_PIECES in pieces come last. Where none fits, why not: each call of such a kind asks again.
 
     b, most, in_parts, saved: as for `candidates`, of any target. Tables are by the size of the batch, too. asked: the call's
     target. on: what dispatch knows of the device."""
