@@ -167,17 +167,28 @@ _searched: list[bool] = []
 def register(target: Target) -> Target:
     """Add a target, for `build`, `show`, `verify`, `doctor` and calls of the package's ops. Returns the target.
 
-    ValueError if the argument is not a Target, or if its name is not an identifier, is "all" or "auto", or is taken.
+    ValueError if the argument is not a Target, if its name is not an identifier, is "all" or "auto", or is taken, and for plans
+    of gradients that no call could use.
     """
     if not isinstance(target, Target):
         raise ValueError(f"target: got {type(target).__name__}; accepted: a gdn_codegen.targets.Target")
     if not (target.name.isascii() and target.name.isidentifier()) or target.name in ("all", "auto"):
         raise ValueError(f"name: got {target.name!r}; accepted: an identifier other than all and auto")
+    _check_gradients(target)
     if target.name in OWN and target.name not in _known:
         _own()
     if _known.setdefault(target.name, target) is not target:
         raise ValueError(f"name: got {target.name!r}, which another target has; accepted: a name that is free")
     return target
+
+
+def _check_gradients(target: Target) -> None:
+    for key, plans in target.gradients.items():
+        if key not in (*target.runs_on, *target.archs):
+            raise ValueError(f"gradients: got plans for {key!r}; accepted: {', '.join((*target.runs_on, *target.archs))}")
+        if not isinstance(plans, tuple) or not plans or not all(isinstance(x, GradientPlan) and x.states for x in plans):
+            raise ValueError(f"gradients: got {plans!r} for {key!r}; accepted: a tuple of a GradientPlan or more, each with "
+                             "schedules for the states")
 
 
 def _own() -> None:

@@ -73,7 +73,7 @@ assert SM_90A.part_cost is not None
 #: all sequences stay whole. So short calls do not have them if walks may fill the GPU, and long ones do with a few walks more.
 #: With a gate for each channel, the bound of what channels forget takes up to a tenth of the kernel over chunks. On an H200 16
 #: walks of Kimi Delta Attention over 2048 tokens took 95 us in parts and 96 whole, 4 over 8192 tokens 172 and 215; where gates
-#: forget fast, 68 and 89, 75 and 211. Over 1024 tokens 50 and 48, with 24 walks over 8192 tokens 589 and 433.
+#: are -5 or more and forget fast, 68 and 89, 75 and 211. 4 over 1024 tokens took 41 and 39, 24 over 8192 tokens 589 and 433.
 SPLITS = Splits(SM_90A.part_cost, least_tokens=256, walks=1, summaries=len(SUMMARIES), most=longest_warm_up(SM_90A),
                 chosen=True, few_chunks=24, many_chunks=50, channels=(4, 11))
 #: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.

@@ -2,7 +2,7 @@
 
 A peer states the dtype and shape of every tensor that it takes. The tensors that its adapter passes are compared with this
 statement. So a layout or dtype that the peer would silently misread raises an error and is not timed. Gated DeltaNet has several
-peers; another page has the library whose op of the same name the package offers, too (`peer_ops.py`).
+peers; another page has the library whose op of the same name the package offers, too (`peer_ops.py`), and KDA cuDNN's.
 """
 from __future__ import annotations
 
@@ -197,6 +197,8 @@ def _cudnn(x: Problem, check: Callable[..., None]) -> Run:
     """The op of cuDNN's frontend, without a batch dim and with states [N, HV, V, K]. It chooses its kernels by the GPU: on Hopper
     `kda_hopper_cuda`, which cuts sequences where a check of the gates allows it."""
     op = importlib.import_module("cudnn.linear_attention.ops").kimi_delta_attention
+    if x.inputs["beta"].max() > 1:
+        raise Refused("beta: got above 1; cudnn accepts up to 1, which its check of the gates assumes")
     given = {n: t[0].contiguous() for n, t in x.inputs.items()}
     check(**given, cu_seqlens=x.ends)
 

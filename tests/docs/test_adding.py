@@ -107,7 +107,7 @@ def test_the_call_of_the_document_has_gradients(folder):
              "    return torch.stack(rows)[None], S[None]\n")
     check = f"""
 leaves = [y.detach().clone().requires_grad_() for y in ({", ".join(names)})]
-o, state = chunk_gated_delta_rule(*leaves, target="plain_torch", output_final_state=True)
+o, state = chunk_gated_delta_rule(*leaves, target="plain_torch", chunk_size=16, output_final_state=True)
 got = torch.autograd.grad(o.square().sum() + state.sum(), leaves)
 def exact({", ".join(names)}):
 {exact}
@@ -118,6 +118,41 @@ wrong = [((x - y).norm() / y.norm()).item() for x, y in zip(got, want)]
 assert max(wrong) < 1e-5, wrong
 """
     done = python(folder, "-c", f"{register}\n{call}\n{check}print('right')")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+def test_the_gradient_is_traced_with_the_first_call(folder):
+    """torch.compile cannot trace the search for installed targets."""
+    _, call = blocks(DOCS["a_target"], "python")
+    check = """
+f = torch.compile(lambda *x: chunk_gated_delta_rule(*x, target="plain_torch", chunk_size=16)[0].square().sum(),
+                  fullgraph=True, backend="aot_eager")
+leaves = [y.detach().clone().requires_grad_() for y in (q, k, v, g, beta)]
+got = torch.autograd.grad(f(*leaves), leaves)
+want = torch.autograd.grad(chunk_gated_delta_rule(*leaves, target="plain_torch", chunk_size=16)[0].square().sum(), leaves)
+assert all(map(torch.equal, got, want))
+"""
+    call = "\n".join(x for x in call.splitlines() if not x.startswith("o, state"))
+    done = python(folder, "-c", f"{call}\n{check}print('right')")
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
+
+
+def test_the_rule_for_running_sums(folder):
+    """As the op says, with and without the row itself; gradients of the pages that the guide's emitter takes have no such sum."""
+    check = """
+import torch
+from gdn_codegen.ir.core import Op
+from gdn_codegen.ir.ops import OPS
+from plain_torch.emitter import rule
+x = -torch.rand(5, 3) * 9
+for attrs in ((), (("exclusive", True),), (("least", -4.0),), (("exclusive", True), ("least", -4.0))):
+    o = Op("cumsum", "y", ("x",), attrs)
+    got = eval(rule.of(o)(None, o, "x"))
+    rows = x if o.attr("least") is None else x.clamp(min=-4.0)
+    want = torch.stack([rows[:i if o.attr("exclusive") else i + 1].sum(0) for i in range(5)])
+    assert (got - want).abs().max() < 1e-5, (attrs, got, want)
+"""
+    done = python(folder, "-c", f"{check}print('right')")
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stdout + done.stderr
 
 

@@ -149,6 +149,14 @@ def test_cudnn_is_fed_what_it_takes(shape, libraries, monkeypatch):
     assert error_o < 1e-12 and error_state < 1e-12
 
 
+def test_cudnn_takes_no_beta_above_one(libraries, monkeypatch):
+    """Its check of the gates cuts sequences as if beta were 1 at most."""
+    monkeypatch.setattr(libraries.module("cudnn.linear_attention.ops"), "kimi_delta_attention", None, raising=False)
+    x = problem(ONE, "bfloat16", 128, 128, "alike", device="cpu", algorithm="kimi_delta_attention")
+    with pytest.raises(Refused, match="beta: got above 1; cudnn accepts up to 1"):
+        peers_of(find("kimi_delta_attention"))["cudnn"].prepare(x)
+
+
 def test_a_tensor_of_another_dtype_is_refused(libraries):
     libraries("gla")
     x = problem(ONE, "bfloat16", 64, 64, device="cpu", algorithm="gla")

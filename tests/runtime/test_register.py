@@ -4,9 +4,10 @@ from dataclasses import replace
 from importlib import metadata
 
 import pytest
+import torch
 from choices import a_call
 
-from gdn_codegen import cli_parser, options, targets
+from gdn_codegen import chunk_gated_delta_rule, cli_parser, options, targets
 from gdn_codegen.cli import main
 from gdn_codegen.ir.ops import op
 from gdn_codegen.ir.types import Tile
@@ -16,6 +17,7 @@ from gdn_codegen.runtime.call.device import Facts
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.runtime.targets import choose, findings, tunable
 from gdn_codegen.targets.candidates import Candidate, Space
+from gdn_codegen.targets.gradient_plans import ONE
 from gdn_codegen.targets.machine import Finding
 from gdn_codegen.tools.candidates import candidates
 
@@ -41,6 +43,25 @@ def test_a_registered_target_is_like_ours(capsys):
     with pytest.raises(ValueError, match="target: got 'mine', and it has no kernels for npu tensors"):
         choose("npu", "mine")
     assert main(["list"]) == 0 and "\n  mine\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gradients, why", [
+    ({"gpu": (ONE,)}, "gradients: got plans for 'gpu'; accepted: cpu, cuda"),
+    ({"cpu": ()}, "gradients: got .* for 'cpu'; accepted: a tuple of a GradientPlan or more"),
+    ({"cpu": ONE}, "gradients: got GradientPlan.* for 'cpu'; accepted: a tuple"),
+    ({"cpu": (replace(ONE, states=()),)}, "for 'cpu'; accepted: a tuple .*, each with schedules for the states")])
+def test_plans_that_no_gradient_could_use_are_refused(gradients, why):
+    with pytest.raises(ValueError, match=why):
+        targets.register(mine(gradients=gradients))
+    assert "mine" not in targets.names()
+
+
+def test_a_device_without_plans_is_named():
+    """The target has some, for another device."""
+    targets.register(mine(gradients={"cuda": (ONE,)}, toolchain=targets.Toolchain()))
+    q = torch.randn(1, 5, 1, 16, requires_grad=True)
+    with pytest.raises(ValueError, match="mine has no plans of gradients on cpu"):
+        chunk_gated_delta_rule(q, q, q, -torch.rand(1, 5, 1), torch.rand(1, 5, 1), target="mine")
 
 
 def test_a_registered_target_brings_the_schedule_of_builds_that_name_none():
@@ -77,7 +98,7 @@ def test_without_candidates_a_target_takes_the_first_schedule_for_any_device(mon
 
 
 def test_bench_refuses_a_target_without_kernels_for_a_gpu(capsys):
-    targets.register(mine(runs_on=("cpu",)))
+    targets.register(mine(runs_on=("cpu",), gradients={"cpu": (ONE,)}))
     assert main(["bench", "--target", "mine"]) == 2
     assert "target: got 'mine', which has no kernels for a GPU; accepted: tilelang, triton, pto, all" in capsys.readouterr().err
 

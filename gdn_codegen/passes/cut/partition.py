@@ -43,12 +43,12 @@ BOUND = {"float16": 16 * 0.6931471805599453, "bfloat16": 13 * 0.6931471805599453
 def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     """`p` in parts, or `p` itself if the schedule has no partition.
 
-    Raises ScheduleError on a device with cores, and for pages without exactly one state [K, V] that is affine in the state
-    before.
+    Raises ScheduleError on a device with cores or without a model of the cost of parts, and for pages without exactly one state
+    [K, V] that is affine in the state before.
     """
     if not s.partition:
         return p
-    if isinstance(device, Cores):
+    if isinstance(device, Cores) or device.part_cost is None:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r}; accepted for {device.target} is None")
     first = next((k for k in p.kernels if k.grid == "sequences"), None)
     walks = [x for k in p.kernels if k.grid == "sequences" for x in loops(k.body)]

@@ -8,6 +8,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+import torch
+
 from ... import algorithms
 from ...derived_pages import beside, find
 from ...host.tensors import _fail
@@ -127,9 +129,11 @@ def _apart(x: Builds) -> str:
 
 
 def check_target(asked: str) -> None:
-    """ValueError for a target without gradients. torch.compile traces it for the package's own targets, which all have some, but
-    not the search for installed ones."""
-    if asked not in ("auto", *OWN) and asked in names() and not find_target(asked).gradients:
+    """ValueError for a target without gradients. The package's own all have some. torch.compile cannot trace the search for
+    installed ones; the gradient's op refuses these then."""
+    if asked in ("auto", *OWN) or torch.compiler.is_compiling():
+        return
+    if asked in names() and not find_target(asked).gradients:
         _fail("target", repr(asked), f"auto, {', '.join(n for n in names() if find_target(n).gradients)}, which have gradients")
 
 
@@ -195,7 +199,8 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
             why.setdefault((target, found.gradient.chunk), next(filter(None, against)))
     if last:
         return last
-    return [f"no target here has gradients on {device.type}", *why.values()][-1]
+    which = "no target here has" if asked == "auto" else f"{asked} has no plans of"
+    return [f"{which} gradients on {device.type}", *why.values()][-1]
 
 
 def modules_for(page: str | Algorithm, call: Call, saved: bool = False) -> tuple[Any, Any]:
