@@ -44,15 +44,17 @@ def late_sums(kernels: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
 
 #: One kernel, and states in float32. For devices on which launches cost little, and pages that fit no other plan.
 ONE = GradientPlan(("fused", {}), (("fused", {}),))
+#: Walks for the states before chunks, the preferred one first.
+STATE_WALKS: tuple[Varied, ...] = (
+    ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
+#: The field of a schedule whose sequences come in parts.
+IN_PARTS = {"partition": "decay"}
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again; one more where inputs have
 #: forms. On an H100 the gradient of 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves
 #: of V, 0.3 ms more whole. With a gate for each channel walks for states read operands that another kernel computed. Where a page
 #: bounds what tokens forget, by a number, walks come in parts: with 16 heads and 32768 tokens that took 2.1 ms, not 3.0, and in
 #: Triton 4.9, not 6.8. On Hopper's warp groups one walk in parts computes all outputs: 1.35 ms, not 1.87. There the walk of the
 #: states also stores what solves each chunk's system, and its inverse: both modules took 1.22 ms so, not 1.43.
-STATE_WALKS: tuple[Varied, ...] = (
-    ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
-IN_PARTS = {"partition": "decay"}
 THREE = GradientPlan(("gradient", {"v_block": 64}), (("walk", IN_PARTS), *STATE_WALKS), narrow=True)
 #: The schedule for pages with a gate for each channel: more kernels, with fewer products each, most of them for half of the
 #: channels. In Triton with chunks of 32 tokens its kernels spill up to 0.5 KB a thread for KDA, those of FIVE with 64 up to 6 KB:

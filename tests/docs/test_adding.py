@@ -142,7 +142,6 @@ def test_the_rule_for_running_sums(folder):
     check = """
 import torch
 from gdn_codegen.ir.core import Op
-from gdn_codegen.ir.ops import OPS
 from plain_torch.emitter import rule
 x = -torch.rand(5, 3) * 9
 for attrs in ((), (("exclusive", True),), (("least", -4.0),), (("exclusive", True), ("least", -4.0))):
