@@ -106,8 +106,7 @@ class _Kernel:
             raise self.fail(None, "has `registers`, `blocks_per_sm`, `lanes` or `piece`, but no `threads`, a multiple of lanes")
 
     def layouts(self) -> None:
-        """Check that dims of buffers match their shapes, that layouts are known and used for tiles, and that padding has a
-        use."""
+        """Check that dims of buffers match their shapes, that layouts are known, and that padding has a use."""
         sizes = {**self.p.sizes, **self.k.sizes}
         for b in self.k.buffers:
             if b.dims and Tile(b.dims).shape(sizes) != b.shape:
@@ -115,9 +114,10 @@ class _Kernel:
             if b.layout and LAYOUTS.get(b.layout) != len(b.shape):
                 raise self.fail(None, f"buffer {b.name}, {b.shape}, has the layout {b.layout!r}; accepted: "
                                       f"{', '.join(n for n, rank in LAYOUTS.items() if rank == len(b.shape)) or 'none'}")
-            if b.pad and self.k.batch.way != "threads" and (self.k.grid != "chunks" or len(b.shape) != 2 or b.layout):
+            paddable = self.k.grid == "chunks" and len(b.shape) == 2 and not b.layout or self.k.agents and len(b.shape) == 1
+            if b.pad and self.k.batch.way != "threads" and not paddable:
                 raise self.fail(None, f"buffer {b.name} has padded rows (`pad`); accepted: only in a kernel that batches heads "
-                                      "by threads, and tiles without a layout of a kernel over chunks")
+                                      "by threads, tiles without a layout of one over chunks, and vectors that agents exchange")
 
     def beside(self, body: tuple[Stmt, ...]) -> None:
         """Check that ops that are executed by one statement follow each other, and that there are as many as their attribute

@@ -232,7 +232,8 @@ SCHEDULES = {s.name: s for s in (
 VARIANTS: dict[tuple[str, str], Schedule] = {
     ("walk", "sm_90a"): replace(SCHEDULES["walk"], form="unit",
                                 kernels=(("@gate_sum", "@inverse", "@gate"), ("@output", "@state"))),
-    ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit", agents="operand_walk"),
+    ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit", agents="operand_walk",
+                                        kernels=(("@gate_sum", "@operand", "@gate"), ("@output", "@state"))),
     ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit"),
     ("fused_gradient", "sm_90a"): replace(SCHEDULES["fused_gradient"], agents="fused_gradient", stages=1)}
 

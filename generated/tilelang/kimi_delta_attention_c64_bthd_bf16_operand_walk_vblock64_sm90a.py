@@ -320,20 +320,22 @@ static __device__ __forceinline__ void store_tail(const void *tile, void *first,
   for (int row = lane / (8 * blocks); row < count; row += 4 / blocks)
     *reinterpret_cast<uint4 *>(static_cast<char *>(first) + row * stride + piece * 16) = from[row * 8 + (piece % 8 ^ row % 8)];
 }
-// A tile of 64 columns in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of
-// 64 rows a warp group lie there. `transposed`: the columns in registers are the rows in shared memory, which has blocks of 64 columns.
-template <bool transposed> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
+// A tile in 16 bit between shared memory, whose rows of 128 bytes lie swizzled, and registers, as sums of wgmma of 64 rows a warp
+// group lie there. `columns`: those in registers, a multiple of 16. `transposed`: they are the rows in shared memory, which has blocks
+// of 64 columns. Otherwise they are 64.
+template <bool transposed, int columns> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
   const unsigned lane = thread % 32, warp = thread / 32 % 4;
   const unsigned row = transposed ? lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
   const unsigned piece = transposed ? warp * 2 + lane / 8 % 2 : lane / 16;
-  return static_cast<unsigned>(__cvta_generic_to_shared(tile)) + thread / 128 * 8192 + row * 128 + (piece ^ lane % 8) * 16;
+  const unsigned group = thread / 128 * (transposed ? columns * 128 : 8192);  // where the tile of a warp group begins
+  return static_cast<unsigned>(__cvta_generic_to_shared(tile)) + group + row * 128 + (piece ^ lane % 8) * 16;
 }
 
-static __device__ __forceinline__ void load_transposed(void *registers, const void *tile, int thread) {
+template <int columns> static __device__ __forceinline__ void load_transposed(void *registers, const void *tile, int thread) {
   unsigned *x = static_cast<unsigned *>(registers);
-  const unsigned first = tile_address<true>(tile, thread);
+  const unsigned first = tile_address<true, columns>(tile, thread);
 #pragma unroll
-  for (unsigned n = 0; n < 4; ++n, x += 4)
+  for (unsigned n = 0; n < columns / 16; ++n, x += 4)
     asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 { %0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(first + n * 2048) : "memory");
 }
@@ -346,11 +348,12 @@ static __device__ __forceinline__ int below_diagonal(int thread) {
   return rows;
 }
 
-template <bool transposed> static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
+template <bool transposed, int columns>
+static __device__ __forceinline__ void store_tile(void *tile, const void *registers, int thread) {
   const unsigned *x = static_cast<const unsigned *>(registers);
-  const unsigned first = tile_address<transposed>(tile, thread);
+  const unsigned first = tile_address<transposed, columns>(tile, thread);
 #pragma unroll
-  for (unsigned n = 0; n < 4; ++n, x += 4)
+  for (unsigned n = 0; n < columns / 16; ++n, x += 4)
     if constexpr (transposed)
       asm volatile("stmatrix.sync.aligned.x4.trans.m8n8.shared.b16 [%0], { %1, %2, %3, %4};"
                    :: "r"(first + n * 2048), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
@@ -477,7 +480,7 @@ def as_sums_cuda(*shape):
 def load_transposed_cuda(tile, to, thread):
     """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
     T.import_source(HELPERS)
-    T.call_extern("handle", "load_transposed", to.access_ptr("w"), pointer(tile, "r"), thread)
+    T.call_extern("handle", f"load_transposed<{to.shape[1]}>", to.access_ptr("w"), pointer(tile, "r"), thread)
 
 
 @T.macro
@@ -493,7 +496,8 @@ def store_tile_cuda(x, tile, thread, transposed=False):
     """From a fragment to shared memory, `transposed` its columns as rows. TileLang takes it for a read: passes derive the fences,
     and it would add one before the agent's next product."""
     T.import_source(HELPERS)
-    T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "r"), x.access_ptr("r"), thread)
+    options = f"{str(transposed).lower()}, {x.shape[1]}"
+    T.call_extern("handle", f"store_tile<{options}>", pointer(tile, "r"), x.access_ptr("r"), thread)
 
 
 DEVICE_FUNCTIONS = {
@@ -509,11 +513,11 @@ DEVICE_FUNCTIONS = {
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
-def operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel(t):
+def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
 
     @T.prim_func
-    def operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel(
+    def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(
         q_in: T.Tensor((B, L, H, K), t.bfloat16),
         k_in: T.Tensor((B, L, H, K), t.bfloat16),
         g_in: T.Tensor((B, L, HV, K), T.float32),
@@ -524,6 +528,7 @@ def operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel(t):
         exp_G_q_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
         chunk_decay_ws: T.Tensor((slots, HV, K), T.float32),
         k_decay_to_end_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
+        beta_ws: T.Tensor((slots, HV, C), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
@@ -565,14 +570,8 @@ def operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel(t):
             operand_of_o_bf16_out = t.staged((C, C), t.bfloat16)
             beta_scaled_unmasked_bf16 = t.fragment((C, C), t.bfloat16)
             exp_G = t.fragment((C, K), T.float32)
-            exp_G_k_bf16 = t.fragment((C, K), t.bfloat16)
-            exp_G_k_bf16_out = t.staged((C, K), t.bfloat16)
             Tinv_below_bf16 = t.staged((C, C), t.bfloat16)
-            exp_G_q_bf16 = t.fragment((C, K), t.bfloat16)
-            exp_G_q_bf16_out = t.staged((C, K), t.bfloat16)
             last_G = t.shared((K,), T.float32)
-            k_decay_to_end_bf16 = t.fragment((C, K), t.bfloat16)
-            k_decay_to_end_bf16_out = t.staged((C, K), t.bfloat16)
             t.start_next_kernel()
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -592,6 +591,8 @@ def operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel(t):
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                 t.wait_copies()
+                for i in t.parallel(C):
+                    beta_ws[slot, hv, i] = beta[i]
                 # G = cumsum(g)
                 t.column_cumsum(G, G, K, least=-105.0)
                 # exp_G_to_32 = exp(to_middle(G))
@@ -754,37 +755,28 @@ def operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel(t):
                 # exp_G = exp(G)
                 for i, j in t.parallel(C, K):
                     exp_G[i, j] = T.exp(G[i, j])
-                # exp_G_k = k * exp_G
                 for i, j in t.parallel(C, K):
-                    exp_G_k_bf16[i, j] = T.cast(k[i, j], T.float32) * exp_G[i, j]
-                t.copy(exp_G_k_bf16, exp_G_k_bf16_out)
-                for i, j in t.parallel(C, K):
-                    exp_G_k_ws[slot, hv, i, j] = exp_G_k_bf16_out[i, j]
+                    exp_G_k_ws[slot, hv, i, j] = T.cast(T.cast(k[i, j], T.float32) * exp_G[i, j], t.bfloat16)
                 t.copy(beta_scaled_unmasked_bf16, Tinv_below_bf16)
                 # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_below_bf16)
                 t.whole_inverses((Tinv_below_bf16,), (None,), strict=True)
                 for i, j in t.parallel(C, C):
                     Tinv_below_ws[slot, hv, i, j] = Tinv_below_bf16[i, j]
-                # exp_G_q = q * exp_G
                 for i, j in t.parallel(C, K):
-                    exp_G_q_bf16[i, j] = T.cast(q[i, j], T.float32) * exp_G[i, j]
-                t.copy(exp_G_q_bf16, exp_G_q_bf16_out)
-                for i, j in t.parallel(C, K):
-                    exp_G_q_ws[slot, hv, i, j] = exp_G_q_bf16_out[i, j]
+                    exp_G_q_ws[slot, hv, i, j] = T.cast(T.cast(q[i, j], T.float32) * exp_G[i, j], t.bfloat16)
                 # last_G = last(G)
                 for i in t.parallel(K):
                     last_G[i] = G[C - 1, i]
                 for i in t.parallel(K):
                     chunk_decay_ws[slot, hv, i] = T.exp(last_G[i])
-                # k_decay_to_end = k * exp(last_G[None, :] - G)
                 for i, j in t.parallel(C, K):
-                    k_decay_to_end_bf16[i, j] = T.cast(k[i, j], T.float32) * T.exp(last_G[j] - G[i, j])
-                t.copy(k_decay_to_end_bf16, k_decay_to_end_bf16_out)
-                for i, j in t.parallel(C, K):
-                    k_decay_to_end_ws[slot, hv, i, j] = k_decay_to_end_bf16_out[i, j]
+                    k_decay_to_end_ws[slot, hv, i, j] = T.cast(
+                        T.cast(k[i, j], T.float32) * T.exp(last_G[j] - G[i, j]),
+                        t.bfloat16,
+                    )
 
-    return operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel
+    return operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel
 
 
 def o_S_kernel(t):
@@ -795,7 +787,6 @@ def o_S_kernel(t):
     @T.prim_func
     def o_S_kernel(
         v_in: T.Tensor((B, L, HV, V), t.bfloat16),
-        beta_in: T.Tensor((B, L, HV), T.float32),
         o_out: T.Tensor((B, L, HV, V), t.bfloat16),
         initial_state_in: T.Tensor((n_initial_state, HV, K, V), T.float32),
         final_state_out: T.Tensor((n_final_state, HV, K, V), T.float32),
@@ -805,6 +796,7 @@ def o_S_kernel(t):
         exp_G_q_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
         chunk_decay_ws: T.Tensor((slots, HV, K), T.float32),
         k_decay_to_end_ws: T.Tensor((slots, HV, C, K), t.bfloat16),
+        beta_ws: T.Tensor((slots, HV, C), T.float32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         has_initial_state: T.int32,
@@ -960,8 +952,7 @@ def o_S_kernel(t):
                             Tinv_below[chunk % 2, :, :],
                             barrier=exp_G_k_ready[chunk % 2],
                         )
-                        for i in t.parallel(C):
-                            beta[chunk % 2, i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                        T.tma_copy(beta_ws[slot, hv, 0:C], beta[chunk % 2, :], barrier=exp_G_k_ready[chunk % 2])
                         T.tma_copy(
                             chunk_decay_ws[slot, hv, 0:K],
                             chunk_decay[chunk % 2, :],
@@ -3126,10 +3117,10 @@ TABLES = Tables(
         ("o", (128,), "bfloat16"),
     ),
     kernels=(
-        ("operand_of_o_exp_G_k_Tinv_below_and_3_more", "chunks", 1, ("q", "k", "g", "beta", "operand_of_o_ws", "exp_G_k_ws", "Tinv_below_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"), ()),
-        ("o_S", "sequences", 2, ("v", "beta", "o", "initial_state", "final_state", "operand_of_o_ws", "exp_G_k_ws", "Tinv_below_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"), ("scale",)),
+        ("operand_of_o_exp_G_k_Tinv_below_and_4_more", "chunks", 1, ("q", "k", "g", "beta", "operand_of_o_ws", "exp_G_k_ws", "Tinv_below_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws", "beta_ws"), ()),
+        ("o_S", "sequences", 2, ("v", "o", "initial_state", "final_state", "operand_of_o_ws", "exp_G_k_ws", "Tinv_below_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws", "beta_ws"), ("scale",)),
     ),
-    ints={"operand_of_o_exp_G_k_Tinv_below_and_3_more": (), "o_S": ("has_initial_state", "has_final_state", "clear_o")},
+    ints={"operand_of_o_exp_G_k_Tinv_below_and_4_more": (), "o_S": ("has_initial_state", "has_final_state", "clear_o")},
     scalars={"scale": 0.08838834764831845},
     initial=(
         ("initial_state", (128, 128)),
@@ -3144,16 +3135,17 @@ TABLES = Tables(
         ("exp_G_q_ws", (64, 128), "bfloat16"),
         ("chunk_decay_ws", (128,), "float32"),
         ("k_decay_to_end_ws", (64, 128), "bfloat16"),
+        ("beta_ws", (64,), "float32"),
     ),
     cleared=True,
     decays=("g",),
 )
 _launcher = TileLangLauncher(
     TABLES, __file__, {
-        "operand_of_o_exp_G_k_Tinv_below_and_3_more": operand_of_o_exp_G_k_Tinv_below_and_3_more_kernel,
+        "operand_of_o_exp_G_k_Tinv_below_and_4_more": operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel,
         "o_S": o_S_kernel,
     }, DEVICE_FUNCTIONS, stored={
-        "operand_of_o_exp_G_k_Tinv_below_and_3_more": ["operand_of_o_ws", "exp_G_k_ws", "Tinv_below_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws"],
+        "operand_of_o_exp_G_k_Tinv_below_and_4_more": ["operand_of_o_ws", "exp_G_k_ws", "Tinv_below_ws", "exp_G_q_ws", "chunk_decay_ws", "k_decay_to_end_ws", "beta_ws"],
         "o_S": ["o", "final_state"],
     }, groups=["o_S"], arch="sm_90a")
 HOST = Host(TABLES, _launcher)

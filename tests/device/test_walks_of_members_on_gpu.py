@@ -63,6 +63,16 @@ def test_calls(page, what, dtype, K, V):
     x.near(lambda: x.call(initial_state=x.S.clone(), output_final_state=True))
 
 
+@pytest.mark.parametrize("page, chunk, K, V", [
+    *((page, n, 128, 128) for page in (*PAGES, "gated_delta_rule", "gla", "rwkv7") for n in (16, 32)),
+    ("kimi_delta_attention", 16, 64, 128), ("gated_delta_rule", 16, 128, 64)])
+def test_short_chunks(page, chunk, K, V):
+    """Warp groups with chunks of fewer tokens than rows of a wgmma. Walks of all of V, and parts of halves of V."""
+    for what in ("walks", "parts"):
+        x = Walks(page, what, "bfloat16", K, V)
+        x.near(lambda x=x: x.call(initial_state=x.S.clone(), output_final_state=True, chunk_size=chunk))
+
+
 @pytest.mark.parametrize("dtype, K, V", [("bfloat16", 128, 128), ("float16", 128, 128), ("bfloat16", 64, 64)])
 @pytest.mark.parametrize("page", PAGES)
 def test_what_engines_pass(page, dtype, K, V):

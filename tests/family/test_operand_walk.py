@@ -4,11 +4,13 @@ from members import MEMBERS
 from tiers import every
 
 from gdn_codegen.algorithms import find
+from gdn_codegen.ir.types import BYTES
 from gdn_codegen.passes.storage.live_bytes import live_bytes, packed_bytes
 from gdn_codegen.passes.storage.stored_values import StoredValues
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.schedule import ScheduleError, varied
+from gdn_codegen.schedule.contract import Contract
 
 pytestmark = pytest.mark.slow
 
@@ -17,9 +19,9 @@ CHANNELS = ("gla", "kimi_delta_attention", "gated_delta_rule_2", "rwkv7")
 EARLIER = {"cumsum", "to_middle", "pairs", "diag_inverse", "eye"}
 
 
-def build(page, K=128, dtype="bfloat16", **fields):
-    return Build("tilelang", algorithm=page, schedule=varied("operand_walk", "sm_90a", **fields), dtype=dtype, head_dim_k=K,
-                 head_dim_v=K, arch="sm_90a")
+def build(page, K=128, dtype="bfloat16", chunk=64, **fields):
+    return Build("tilelang", chunk, algorithm=page, schedule=varied("operand_walk", "sm_90a", **fields), dtype=dtype,
+                 head_dim_k=K, head_dim_v=K, arch="sm_90a")
 
 
 def states(walk):
@@ -43,6 +45,37 @@ def test_every_member_fits_and_walks_what_depends_on_a_state(page, K):
     accumulators = {o.args[2] for o in walk.ops if o.kind == "matmul" and o.args[2:]}
     for o in walk.ops:
         assert o.kind != "matmul" or depends & set(o.args) or o.out in accumulators or read_by(walk, o.out) <= depends, o
+
+
+@pytest.mark.parametrize("page", every(3, MEMBERS))
+@pytest.mark.parametrize("chunk", [16, 32])
+def test_every_member_fits_in_short_chunks(page, chunk):
+    """Products of the state have as many columns as a chunk has tokens. A copy unit writes vectors at multiples of 128 bytes."""
+    earlier, walk = lowered(build(page, chunk=chunk, v_block=64, stages=3)).kernels
+    assert earlier.grid == "chunks" and [a.name for a in walk.agents] == ["state", "loader", "store"]
+    assert any(b.shape == (64, chunk) for b in walk.buffers if b.space == "fragment")
+    rings = [b for b in walk.buffers if b.space == "shared" and len(b.dims) == 1 and b.slots > 1]
+    assert all((b.shape[0] + b.pad) * BYTES[b.dtype] % 128 == 0 for b in rings)
+    assert chunk > 16 or page not in ("gated_delta_rule", "kimi_delta_attention") or any(b.pad for b in rings)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("chunk, K", [(16, 96), (48, 128)])
+def test_chunks_and_rows_of_other_lengths_are_padded_or_refused(chunk, K):
+    if chunk == 48:
+        with pytest.raises(ValueError, match="chunk"):
+            build("kimi_delta_attention", chunk=chunk, K=K)
+    else:
+        assert {b.shape[-1] for b in lowered(build("kimi_delta_attention", chunk=chunk, K=K)).kernels[1].buffers
+                if len(b.shape) == 2 and b.space == "shared"} == {16, 128}
+
+
+def test_tiles_that_no_product_gives_are_stored_from_registers():
+    """Threads hold them by rows already. Results of products go through shared memory."""
+    k = lowered(build("kimi_delta_attention", v_block=64)).kernels[0]
+    staged = {o.args[0] for o in k.ops if o.attr("space") == "staged"}
+    stored = {o.args[0] for o in k.ops if o.kind == "store"}
+    assert staged == {"operand_of_o_bf16"} and {"exp_G_k_bf16", "exp_G_q_bf16", "k_decay_to_end_bf16"} <= stored
 
 
 def read_by(k, name):
@@ -73,7 +106,7 @@ def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
 
 @pytest.mark.parametrize("page, K, threads, blocks", [
     ("kimi_delta_attention", 128, 256, 0), ("kimi_delta_attention", 64, 128, 0), ("gated_delta_rule_2", 128, 256, 0),
-    ("gla", 128, 256, 0), ("simple_gla", 128, 128, 0), ("delta_rule", 128, 128, 8), ("rwkv7", 128, 512, 0)])
+    ("gla", 128, 256, 0), ("simple_gla", 128, 128, 8), ("delta_rule", 128, 128, 8), ("rwkv7", 128, 512, 0)])
 def test_threads_and_blocks_follow_from_the_fragments_that_are_live_at_once(page, K, threads, blocks):
     k = lowered(build(page, K, v_block=64)).kernels[0]
     assert (k.threads, k.blocks_per_sm) == (threads, blocks)
@@ -127,6 +160,20 @@ def test_dispatch_splits_few_walks(page, walks, tokens):
     assert (parts(walks, tokens), parts(6, 15)) == ("decay", None)
     if page != "gated_delta_product":
         assert (parts(4, 10), parts(5, 15)) == (None, None)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_dispatch_takes_short_chunks_for_many_walks_with_bounded_gates():
+    """One product then serves all pairs of 16 tokens. A call that fixes its chunks keeps them, and so do unbounded gates, few
+    walks, short sequences, and float16, whose range is too small for the exponents."""
+    def chosen(walks, tokens, form="floored", chunk=None, dtype="bfloat16", page="kimi_delta_attention"):
+        b = Build("tilelang", algorithm=page, dtype=dtype, contract=Contract(inputs=(("g", form),) if form else ()))
+        found = next(b for b, _ in choose.modelled(b, "sm_90a", False, (0, walks, tokens), chunk) if choose.fits(b))
+        return found.chunk, found.plan.v_block
+    assert chosen(6, 13) == (16, 64) and chosen(7, 11) == (16, 0) and chosen(8, 12, "safe") == (16, 0)
+    assert chosen(7, 11, page="gated_delta_rule_2") == (16, 0)
+    assert {chosen(*x)[0] for x in ((5, 13), (6, 10), (7, 11, ""), (7, 11, "raw"), (7, 11, "floored", 64),
+                                    (7, 11, "floored", None, "float16"))} == {64}
 
 
 def test_a_page_that_bounds_no_token_is_not_split():

@@ -89,7 +89,9 @@ class GroupsWriter(KernelWriter):
         """The storage of a buffer, as an operand. For a ring it is the slot of this iteration."""
         x = self.buffers[buffer]
         name = self.name(buffer)
-        return name if x.space != "shared" or x.slots == 1 else f"{name}[{', '.join([self.slot(x), *[':'] * len(x.shape)])}]"
+        if x.space != "shared" or x.slots == 1:
+            return super().whole(buffer)
+        return f"{name}[{', '.join([self.slot(x), *(f'0:{self.dim(d)}' if x.pad else ':' for d in x.dims or (1,))])}]"
 
     def tile(self, t: Tensor, piece: tuple[int, ...] = ()) -> str:
         """This instance's tile of `t`, as a slice. EmitError for a piece of its columns, which no kernel with agents has."""
@@ -285,5 +287,6 @@ class GroupsWriter(KernelWriter):
         if x.space != "shared":
             return super().allocation(x)
         dims = [*([str(x.slots)] if x.slots > 1 else []), *(self.dim(d) for d in x.dims or (1,))]
+        dims[-1] += f" + {x.pad}" if x.pad else ""
         alloc = "t.staged" if x.layout == "swizzled" else "T.alloc_shared"
         return f"{self.name(x.name)} = {alloc}(({', '.join(dims)}{',' if len(dims) == 1 else ''}), {self.dtype(x.dtype)})"

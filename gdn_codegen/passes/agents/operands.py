@@ -6,8 +6,9 @@ products, carried values, and elementwise results of values in the operands' spa
 space, but an op that reads and writes the same space waits for each element. So they write to the other space, and their
 results move. An operand that an inverse overwrites moves if it has other readers.
 
-A tile that is stored in a dtype of `Device.staged` moves too, for speed. It is then stored by whole rows, not by the few
-entries that each thread holds. States are excluded, because they are stored once in many chunks.
+A tile that is stored in a dtype of `Device.staged` moves too, for speed, if it depends on a product's result. It is then stored
+by whole rows, not by the few entries that each thread holds in the order of products. States are excluded, because they are
+stored once in many chunks.
 """
 from __future__ import annotations
 
@@ -69,7 +70,16 @@ class _Operands:
 
     def staged(self, a: str) -> bool:
         """Whether the stored tile `a` should first move to a space where its rows are whole."""
-        return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read and not self.inverse(a)
+        return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read \
+            and not self.inverse(a) and self.of_product(a)
+
+    def of_product(self, a: str) -> bool:
+        """Whether the tile `a` is a product's result, a carried value, or an elementwise result of one. Threads hold such tiles
+        in the order of products."""
+        o = self.defs.get(a)
+        if o is None or o.kind == "matmul":
+            return self.type[a].rank == 2
+        return OPS[o.kind].elementwise and any(map(self.of_product, o.args))
 
     def inverse(self, a: str) -> bool:
         """Whether `a` is an inverse of blocks, which is in the operands' space already, or an expression that reads one."""

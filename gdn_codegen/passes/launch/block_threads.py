@@ -93,6 +93,7 @@ def _threads(k: Kernel, device: Device) -> int:
     large = live or shared > MOST_SHARED or fragments(k) > MOST_OF_A_FRAGMENT * GROUP
     large = large and all(shape[-1] > 16 for shape in products)
     alone = live and 2 * shared > device.spaces["shared"] and all(shape[-1] == 64 for shape in products)
-    tiles = [prod(n // 16 for n in shape) for shape in products]
+    by_rows = all(o.attr("tb") for o in k.ops if o.kind == "matmul")  # a second operand whose rows are its columns
+    tiles = [prod(n // 16 for n in shape) * (2 if by_rows else 1) for shape in products]
     entries = max((prod(b.shape) for b in k.buffers), default=1)
     return WARP * min([16 if alone else 8 if large else 4, -(-entries // WARP), *tiles])

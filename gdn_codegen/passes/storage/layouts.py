@@ -2,15 +2,14 @@
 
 - The code that inverts a whole tile, and the code that moves tiles between registers and shared memory, address shared tiles
   directly: rows of 128 bytes, swizzled. Such a buffer has the layout "swizzled".
-- Where threads move tiles, their registers are in the order of a product's sum. Loops over tiles of that shape have the order
-  "sums".
+- Where threads move tiles, their registers are in the order of a product's sum, and so are loops over such tiles ("sums").
 - Threads that have a tile of a chunk in that order store it by rows, 16 bytes each: the store has the order "rows".
-- A cast of a tile from one buffer to another is a copy: it has the order "copy", unless its order is "sums".
-- A fragment has the layout "rows" if its rows are summed and their length is no power of two. TileLang infers no layout for it.
+- A cast of a tile to another buffer is a copy (order "copy"), unless its order is "sums".
+- A fragment has the layout "rows" if its rows are summed and their length is no power of two: TileLang infers none for it.
 - In a kernel over chunks, a tile of running sums in float32, of which ops read a row and a middle one, has TILE_PAD unused
-  elements at the end of each row. So has a loaded tile of 16 bits that is read beside it, unless a product reads it, too.
-- In a block that runs several heads, all values are in shared memory, one row per head. Rows have PAD unused elements at their
-  end. They keep the heads of a token in different banks, and align rows to four elements, which are moved at once.
+  elements after each row. So has a loaded tile of 16 bits beside it that no product reads. In rings, vectors have `slot_pad`.
+- In a block that runs several heads, all values are in shared memory, one row per head. PAD unused elements after rows keep the
+  heads of a token in different banks, and align rows to four elements, which are moved at once.
 """
 from __future__ import annotations
 
@@ -23,12 +22,13 @@ from ...ir.types import BYTES, GROUP, Dim
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .by_rows import ROWS, held, stored_by_rows
+from .ring_bytes import slot_pad
 from .stored_values import over
 
 #: Elements after each row of a buffer with a row per head.
 PAD = 4
-#: Elements after each row of a tile in shared memory, whose rows are as long as all banks or a multiple of it. Eight rows, of
-#: which each thread of a warp reads two entries in the order of a product's sum, then lie in different banks.
+#: Elements after each row of a tile in shared memory whose rows are a multiple of all banks. Eight rows, of which each thread of
+#: a warp reads two entries in the order of a product's sum, then lie in different banks.
 TILE_PAD = 8
 #: The entries of 32 bits that all banks of shared memory hold.
 BANKS = 32
@@ -46,8 +46,7 @@ def _heads(k: Kernel, device: Device) -> Kernel:
 
 
 def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
-    """The kernel with a layout for each buffer that emitted code addresses directly, that agents exchange, or whose rows are
-    summed."""
+    """The kernel with layouts of buffers that emitted code addresses, that agents exchange, or whose rows are summed."""
     if any(o.attr("one_token") for o in k.ops):
         return _of_tokens(k, device)
     home = {o.out: o.buffer for o in k.ops}
@@ -62,13 +61,14 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
         return "rows" if name in summed and space == device.tile and shape[name][1] & (shape[name][1] - 1) else ""
 
     padded = _padded(k, home, device)
-    buffers = tuple(replace(b, layout=layout(b.name, b.space), pad=TILE_PAD if b.name in padded else 0) for b in k.buffers)
+    pads = {b: TILE_PAD if b.name in padded else slot_pad(b) if k.agents else 0 for b in k.buffers}
+    buffers = tuple(replace(b, layout=layout(b.name, b.space), pad=pad) for b, pad in pads.items())
     return replace(k, buffers=buffers, body=_copied(_ordered(p, k, device) if crossing else k.body))
 
 
 def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
-    """The tiles in shared memory whose rows end with unused elements, and else begin in the same bank: in a kernel over chunks
-    those in float32 of which ops read a row and the middle one of some, loaded ones of 16 bits beside, none read as a whole."""
+    """The tiles in shared memory whose rows would begin in one bank: in a kernel over chunks those in float32 of which ops read
+    a row and the middle one of some, and loaded ones of 16 bits beside; none that is read as a whole."""
     if k.agents or k.grid != "chunks":
         return set()
     middles = {home.get(o.args[0], "") for o in k.ops if o.kind in ("to_middle", "from_middle")}

@@ -20,9 +20,10 @@ from ..uses import readers
 from .buffer_names import named
 from .by_rows import stored_by_rows
 from .place import with_buffers
+from .ring_bytes import shared_bytes
 from .stored_values import is_view, over
 from .used_up import used_up
-from .walk_limits import SUMS, check_limits, moves, shared_bytes
+from .walk_limits import SUMS, check_limits, moves
 
 
 @takes("assigned")

@@ -5,22 +5,21 @@ or bytes, and what would fit.
 """
 from __future__ import annotations
 
-from math import prod
-
 from ...devices import Groups
-from ...ir.core import Buffer, Kernel, Op, Program, loops, types, walk
+from ...ir.core import Kernel, Op, Program, loops, types, walk
 from ...ir.ops import OPS
 from ...ir.types import BYTES, GROUP, WARP
 from ...schedule.schedule import ScheduleError
+from .ring_bytes import bytes_of, loaded, shared_bytes
 
 #: Strides of tensors that are copied as tiles are multiples of this number of bytes.
 ROW = 16
-#: Tiles in shared memory begin at multiples of this number of bytes, and vectors at multiples of the other one.
-ALIGN, ALIGN_VECTOR = 1024, 256
 #: Ops whose results lie in shared memory, where threads of an agent write them. They read tiles from fragments.
 SUMS = ("row_sum", "column_sum", "cumsum")
-#: Columns of a product: a multiple of LEAST, and MOST at most.
+#: Columns of a product, and of tiles that are summed: a multiple of LEAST. Columns of a product: MOST at most.
 LEAST, MOST = 64, 128
+#: The same for tokens of a chunk, as columns or as depth of a product: 16 is the depth of a wgmma of 16 bits (PTX ISA).
+LEAST_TOKENS = 16
 
 
 def moves(o: Op, device: Groups) -> bool:
@@ -90,6 +89,8 @@ class _Limits:
         held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
         shape = held.shape(self.sizes)
         columns = shape[1] // d.rows * d.rows if self.sums and moves(o, d) and o.kind == "move" else d.rows
+        if o.kind == "transpose" and 0 < shape[1] <= d.rows:  # rows in shared memory, any number of 16
+            columns = -(-shape[1] // LEAST_TOKENS) * LEAST_TOKENS
         if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), columns):
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
@@ -113,26 +114,13 @@ class _Limits:
             raise self.error(f"product {o.out} has a second operand, {o.args[1]}, that is not in shared memory")
         m, n = self.home[o.out].shape
         depth = a.shape(self.sizes)[0 if o.attr("ta") else 1]
-        if m != rows or n % LEAST or n > MOST or depth % LEAST:
+        if m != rows or n > MOST or n % self.least(n) or depth % self.least(depth):
             raise self.error(f"product {o.out} is {m} x {n} over {depth}; {o.agent} takes {rows} rows, and "
-                             "columns and a depth that are multiples of 64: C=64, K and V of 64 or 128")
+                             "columns and a depth that are multiples of 64 or a chunk: C of 16, 32 or 64, K and V of 64 or 128")
 
-
-def shared_bytes(k: Kernel, device: Groups, stages: int = 0) -> int:
-    """The bytes of the rings of `k`. stages: the most slots that those of loads have, 0 for as many as `k` says."""
-    loaded = _loaded(k)
-    return sum(-(-_bytes(b, stages if b.name in loaded else 0) // (n := ALIGN if len(b.shape) > 1 else ALIGN_VECTOR)) * n
-               for b in k.buffers if b.space == device.operand)
-
-
-def _loaded(k: Kernel) -> set[str]:
-    """The buffers that loads fill."""
-    return {o.buffer for o in k.ops if o.kind == "load"}
-
-
-def _bytes(b: Buffer, most: int = 0) -> int:
-    """The bytes of a ring. most: of at most so many slots, where it is not 0."""
-    return min(b.slots, most or b.slots) * prod(b.shape) * BYTES[b.dtype]
+    def least(self, extent: int) -> int:
+        """What columns and depths of a product of this extent are multiples of."""
+        return LEAST_TOKENS if extent == self.sizes["C"] else LEAST
 
 
 def _check_space(p: Program, k: Kernel, device: Groups) -> None:
@@ -141,10 +129,10 @@ def _check_space(p: Program, k: Kernel, device: Groups) -> None:
     limit, need = device.spaces[device.operand], shared_bytes(k, device)
     if need <= limit:
         return
-    rings = sorted((b for b in k.buffers if b.space == device.operand), key=_bytes, reverse=True)
-    stages = max(b.slots for b in rings if b.name in _loaded(k))
+    rings = sorted((b for b in k.buffers if b.space == device.operand), key=bytes_of, reverse=True)
+    stages = max(b.slots for b in rings if b.name in loaded(k))
     fits = next((n for n in range(stages - 1, 0, -1) if shared_bytes(k, device, n) <= limit), 0)
     hint = f"stages={fits} fits" if fits else (f"stages=1 needs {shared_bytes(k, device, 1)}; let an earlier kernel compute "
                                                "some of them")
     raise _error(p, k, device, f"{device.operand} has {limit} bytes, {need} are needed: "
-                               f"{', '.join(f'{b.name} {_bytes(b)}' for b in rings)}; {hint}")
+                               f"{', '.join(f'{b.name} {bytes_of(b)}' for b in rings)}; {hint}")

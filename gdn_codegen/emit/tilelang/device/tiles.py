@@ -46,7 +46,7 @@ def below_diagonal_cuda(thread):
 def load_transposed_cuda(tile, to, thread):
     """From shared memory to a fragment, its columns as rows; threads of warp groups, from `thread` 0 on."""
     T.import_source(HELPERS)
-    T.call_extern("handle", "load_transposed", to.access_ptr("w"), pointer(tile, "r"), thread)
+    T.call_extern("handle", f"load_transposed<{to.shape[1]}>", to.access_ptr("w"), pointer(tile, "r"), thread)
 
 
 @T.macro
@@ -71,4 +71,5 @@ def store_tile_cuda(x, tile, thread, transposed=False):
     """From a fragment to shared memory, `transposed` its columns as rows. TileLang takes it for a read: passes derive the fences,
     and it would add one before the agent's next product."""
     T.import_source(HELPERS)
-    T.call_extern("handle", f"store_tile<{str(transposed).lower()}>", pointer(tile, "r"), x.access_ptr("r"), thread)
+    options = f"{str(transposed).lower()}, {x.shape[1]}"
+    T.call_extern("handle", f"store_tile<{options}>", pointer(tile, "r"), x.access_ptr("r"), thread)
