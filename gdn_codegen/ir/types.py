@@ -189,8 +189,8 @@ class Buffer:
     dims: the dims whose sizes `shape` lists. layout: "swizzled" (rows of 128 bytes, in the order that the module's helper
     functions use), "rows" (a fragment in which neighbouring threads hold equal parts of a row), "state_rows" (the same, of four
     threads), "along_rows" and "along_columns" (a vector beside such rows), or "" if the compiler chooses.
-    pad: unused elements after each row, in a buffer with one row for each value head, and after each slot of a ring of vectors.
-    own: for a barrier, whether it counts only the iterations of the walk's own part, without the warm-up.
+    pad: unused elements after each row, in a buffer with one row for each value head, and after the vector of each slot of a
+    ring. own: for a barrier, whether it counts only the iterations of the walk's own part, without the warm-up.
     """
 
     name: str

@@ -324,6 +324,7 @@ static __device__ __forceinline__ void store_tail(const void *tile, void *first,
 // group lie there. `columns`: those in registers, a multiple of 16. `transposed`: they are the rows in shared memory, which has blocks
 // of 64 columns. Otherwise they are 64.
 template <bool transposed, int columns> static __device__ __forceinline__ unsigned tile_address(const void *tile, int thread) {
+  static_assert(transposed ? columns % 16 == 0 : columns == 64, "no such tile");
   const unsigned lane = thread % 32, warp = thread / 32 % 4;
   const unsigned row = transposed ? lane / 16 * 8 + lane % 8 : warp * 16 + lane % 16;
   const unsigned piece = transposed ? warp * 2 + lane / 8 % 2 : lane / 16;

@@ -4,6 +4,7 @@ from members import MEMBERS
 from tiers import every
 
 from gdn_codegen.algorithms import find
+from gdn_codegen.ir.ops import ORDER
 from gdn_codegen.ir.types import BYTES
 from gdn_codegen.passes.storage.live_bytes import live_bytes, packed_bytes
 from gdn_codegen.passes.storage.stored_values import StoredValues
@@ -60,14 +61,29 @@ def test_every_member_fits_in_short_chunks(page, chunk):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("chunk, K", [(16, 96), (48, 128)])
-def test_chunks_and_rows_of_other_lengths_are_padded_or_refused(chunk, K):
-    if chunk == 48:
-        with pytest.raises(ValueError, match="chunk"):
-            build("kimi_delta_attention", chunk=chunk, K=K)
-    else:
-        assert {b.shape[-1] for b in lowered(build("kimi_delta_attention", chunk=chunk, K=K)).kernels[1].buffers
-                if len(b.shape) == 2 and b.space == "shared"} == {16, 128}
+@pytest.mark.parametrize("n", [16, 32])
+@pytest.mark.parametrize("page", ["gated_delta_rule", "kimi_delta_attention"])
+def test_rows_of_keys_as_short_as_a_chunk_are_refused(page, n):
+    """What counts is the dim, not its extent: tiles of K have rows of 128 bytes."""
+    b = Build("tilelang", n, algorithm=page, schedule=varied("operand_walk", "sm_90a"), dtype="bfloat16", head_dim_k=n,
+              head_dim_v=64, arch="sm_90a")
+    with pytest.raises(ScheduleError, match=r"multiples of 64, or of 16 tokens.* K and V of 64 or 128"):
+        lowered(b)
+
+
+@pytest.mark.parametrize("page, ending", [("gated_delta_rule", "operand_gradient"), ("kimi_delta_attention", "channel_gradient")])
+@pytest.mark.parametrize("chunk", [16, 32])
+def test_walks_back_have_chunks_of_64(page, ending, chunk):
+    b = Build("tilelang", chunk, algorithm=f"{page}.gradient", schedule=varied(ending, "sm_90a"), dtype="bfloat16", arch="sm_90a")
+    with pytest.raises(ScheduleError, match=r"C=64|tiles of 64 columns"):
+        lowered(b)
+
+
+def test_tiles_of_short_chunks_lie_as_results_of_products():
+    """Threads move them to shared memory in this order, whatever else a loop reads."""
+    walk = lowered(build("kimi_delta_attention", chunk=16, v_block=64)).kernels[1]
+    moved = {o.args[0] for o in walk.ops if o.kind in ("move", "transpose") and o.args[0].startswith("o")}
+    assert moved and all(o.attr(ORDER) == "sums" for o in walk.ops if o.out in moved)
 
 
 def test_tiles_that_no_product_gives_are_stored_from_registers():

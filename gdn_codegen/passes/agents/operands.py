@@ -35,6 +35,7 @@ class _Operands:
     It returns the name of the op's value, "" if there is none, and None if the op stays.
     """
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
+        """Finds which values products read, and which tiles threads hold in the order of products."""
         self.rare = {t.name for t in p.tensors if t.index in ("sequence", "checkpoint")}
         self.device, self.type, self.count = device, types(k.body), uses(k.body)
         self.defs = {o.out: o for o in k.ops if o.out}
@@ -42,6 +43,10 @@ class _Operands:
         self.next = {x: c.next for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
         self.read = {a for o in k.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
         self.moved: dict[str, str] = {}
+        self.of_products = set(self.carried)  # what is made of results of products
+        for o in k.ops:
+            if o.kind == "matmul" or (OPS[o.kind].elementwise and self.of_products.intersection(o.args)):
+                self.of_products.add(o.out)
 
     def __call__(self, o: Op, b: Body) -> str | None:
         """Puts `o` into `b` with operands in the operands' space. A store of a tile in a `staged` dtype gets a move before it."""
@@ -71,15 +76,7 @@ class _Operands:
     def staged(self, a: str) -> bool:
         """Whether the stored tile `a` should first move to a space where its rows are whole."""
         return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read \
-            and not self.inverse(a) and self.of_product(a)
-
-    def of_product(self, a: str) -> bool:
-        """Whether the tile `a` is a product's result, a carried value, or an elementwise result of one. Threads hold such tiles
-        in the order of products."""
-        o = self.defs.get(a)
-        if o is None or o.kind == "matmul":
-            return self.type[a].rank == 2
-        return OPS[o.kind].elementwise and any(map(self.of_product, o.args))
+            and not self.inverse(a) and a in self.of_products
 
     def inverse(self, a: str) -> bool:
         """Whether `a` is an inverse of blocks, which is in the operands' space already, or an expression that reads one."""

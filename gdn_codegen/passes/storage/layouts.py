@@ -61,8 +61,8 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
         return "rows" if name in summed and space == device.tile and shape[name][1] & (shape[name][1] - 1) else ""
 
     padded = _padded(k, home, device)
-    pads = {b: TILE_PAD if b.name in padded else slot_pad(b) if k.agents else 0 for b in k.buffers}
-    buffers = tuple(replace(b, layout=layout(b.name, b.space), pad=pad) for b, pad in pads.items())
+    pad = {b.name: slot_pad(b) for b in k.buffers if k.agents} | dict.fromkeys(padded, TILE_PAD)
+    buffers = tuple(replace(b, layout=layout(b.name, b.space), pad=pad.get(b.name, 0)) for b in k.buffers)
     return replace(k, buffers=buffers, body=_copied(_ordered(p, k, device) if crossing else k.body))
 
 
@@ -144,7 +144,7 @@ def _ordered(p: Program, k: Kernel, device: Device) -> tuple[Stmt, ...]:
         if t is None or o.agent not in rows:
             return o
         tile = t.shape(sizes)
-        fits = tile == (rows[o.agent], ROWS) or (o.out in as_sums and tile[0] == rows[o.agent] and not tile[1] % ROWS)
-        return o.with_attrs(**{ORDER: "sums"}) if fits else o
+        columns = tile[1:] == (ROWS,) or t.dims[1:] == ("C",) or (o.out in as_sums and not tile[1] % ROWS)
+        return o.with_attrs(**{ORDER: "sums"}) if columns and tile[0] == rows[o.agent] else o
 
     return map_ops(k.body, lambda o: [each(o)])

@@ -9,8 +9,8 @@ from ...ir.types import BYTES
 
 #: Tiles in shared memory begin at multiples of this number of bytes, and vectors at multiples of the other one.
 ALIGN, ALIGN_VECTOR = 1024, 256
-#: A copy unit writes to multiples of so many bytes (PTX ISA, cp.async.bulk.tensor).
-COPIED = 128
+#: A copy unit writes vectors to multiples of so many bytes (PTX ISA, cp.async.bulk.tensor).
+COPY_ALIGN = 128
 
 
 def shared_bytes(k: Kernel, device: Groups, stages: int = 0) -> int:
@@ -32,4 +32,4 @@ def bytes_of(b: Buffer, most: int = 0) -> int:
 
 def slot_pad(b: Buffer) -> int:
     """Elements after each slot of a ring of vectors, with which each slot begins where a copy may begin."""
-    return -prod(b.shape) % (COPIED // BYTES[b.dtype]) if len(b.dims) == 1 and b.slots > 1 else 0
+    return -prod(b.shape) % (COPY_ALIGN // BYTES[b.dtype]) if len(b.dims) == 1 and b.slots > 1 else 0

@@ -18,7 +18,8 @@ ROW = 16
 SUMS = ("row_sum", "column_sum", "cumsum")
 #: Columns of a product, and of tiles that are summed: a multiple of LEAST. Columns of a product: MOST at most.
 LEAST, MOST = 64, 128
-#: The same for tokens of a chunk, as columns or as depth of a product: 16 is the depth of a wgmma of 16 bits (PTX ISA).
+#: The same for tokens of a chunk in walks forward: 16 is the depth of a wgmma of 16 bits (PTX ISA). Walks back with fewer tokens
+#: than 64 never ran on a GPU.
 LEAST_TOKENS = 16
 
 
@@ -49,6 +50,7 @@ class _Limits:
         self.buffers = {b.name: b for b in k.buffers}
         self.home = {o.out: self.buffers[o.buffer] for o in k.ops if o.buffer}
         (self.loop,) = loops(k.body)
+        self.tokens = LEAST_TOKENS if self.loop.step > 0 else LEAST
         self.sums, self.threads = any(o.kind in SUMS for o in self.loop.ops), {a.name: a.threads for a in k.agents}
         self.height = {a.name: a.threads // GROUP * device.rows for a in k.agents if a.threads >= GROUP}
 
@@ -89,8 +91,8 @@ class _Limits:
         held = self.type[o.args[0] if moves(o, d) else o.out]  # in fragments
         shape = held.shape(self.sizes)
         columns = shape[1] // d.rows * d.rows if self.sums and moves(o, d) and o.kind == "move" else d.rows
-        if o.kind == "transpose" and 0 < shape[1] <= d.rows:  # rows in shared memory, any number of 16
-            columns = -(-shape[1] // LEAST_TOKENS) * LEAST_TOKENS
+        if o.kind == "transpose" and held.dims[1] == "C" and not shape[1] % self.tokens:  # they are rows in shared memory
+            columns = min(shape[1], d.rows)
         if BYTES[held.dtype] != 2 or shape != (self.height.get(o.agent), columns):
             can = " or ".join(f"{n} rows with {a}" for a, n in self.height.items())
             own = any(r.kind == "matmul" and r.agent == o.agent and o.out in r.args for r in walk(self.loop.body))
@@ -113,14 +115,15 @@ class _Limits:
         if self.home[o.args[1]].space != self.device.operand:
             raise self.error(f"product {o.out} has a second operand, {o.args[1]}, that is not in shared memory")
         m, n = self.home[o.out].shape
-        depth = a.shape(self.sizes)[0 if o.attr("ta") else 1]
-        if m != rows or n > MOST or n % self.least(n) or depth % self.least(depth):
-            raise self.error(f"product {o.out} is {m} x {n} over {depth}; {o.agent} takes {rows} rows, and "
-                             "columns and a depth that are multiples of 64 or a chunk: C of 16, 32 or 64, K and V of 64 or 128")
-
-    def least(self, extent: int) -> int:
-        """What columns and depths of a product of this extent are multiples of."""
-        return LEAST_TOKENS if extent == self.sizes["C"] else LEAST
+        along = 0 if o.attr("ta") else 1
+        depth, dims = a.shape(self.sizes)[along], (self.type[o.out].dims[1], a.dims[along])
+        if m != rows:
+            raise self.error(f"product {o.out} is {m} x {n} over {depth}; {o.agent} takes {rows} rows: C=64, K and V of 64 or "
+                             "128")
+        if n > MOST or any(x % (self.tokens if dim == "C" else LEAST) for x, dim in zip((n, depth), dims, strict=True)):
+            chunks = "C=64" if self.tokens == LEAST else "C of 16, 32 or 64"
+            raise self.error(f"product {o.out} is {m} x {n} over {depth}; {o.agent} takes columns and a depth that are multiples "
+                             f"of 64, or of {self.tokens} tokens, and at most {MOST} columns: {chunks}, K and V of 64 or 128")
 
 
 def _check_space(p: Program, k: Kernel, device: Groups) -> None:
