@@ -58,7 +58,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
     elif x.few is False and x.lengths != "dominated" and x.head_dims in TIMED and (
             x.shape_class[2] in EVEN if x.lengths == "level" else x.shape_class[1] >= MANY and x.shape_class[2] in SHORT):
         yield Candidate(varied("fused_walk", ARCH, persistent=True, **x.residuals), "many short sequences", arch=ARCH)
-    if x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS):
+    if x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS and x.chunk in (None, 64)):
         plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
     if x.few is False and x.chunk is None and x.inverts and x.bounded and x.block_rows >= SHORT_CHUNKS and (
@@ -68,6 +68,8 @@ def _model(x: Asked) -> Iterator[Candidate]:
                         SHORT_CHUNKS, ARCH)
     for plan in (varied("fused_walk", ARCH, **x.residuals), varied("walk", ARCH, value_heads=heads, **x.residuals)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
+    if not x.channels and x.chunk not in (None, 64):  # short chunks of other pages were not timed beside portable schedules
+        return
     for fields in HALVES if x.shape_class[1] <= FEW_WALKS else (*WHOLE, *HALVES[1:]):
         yield Candidate(varied("operand_walk", ARCH, **fields, **x.residuals), f"made for {ARCH}", arch=ARCH)
 

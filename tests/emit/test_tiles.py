@@ -24,18 +24,19 @@ def walk():
 
 @pytest.fixture(scope="module")
 def address(walk, tmp_path_factory):
-    """tile_address<transposed>(tile at 0, thread), compiled for the CPU."""
+    """tile_address<transposed, columns>(tile at 0, thread), compiled for the CPU."""
     if not machine.cxx():
         pytest.skip("needs a C++ compiler")
-    text = walk.HELPERS[walk.HELPERS.index("template <bool transposed>"):]
-    text = text[:text.index("static __device__ __forceinline__ void load_transposed")]
+    text = walk.HELPERS[walk.HELPERS.index("template <bool transposed, int columns>"):]
+    text = text[:text.index("template <int columns> static __device__ __forceinline__ void load_transposed")]
     folder = tmp_path_factory.mktemp("tiles")
     (folder / "a.cc").write_text(f"""#define __device__
 #define __forceinline__ inline
 static unsigned long __cvta_generic_to_shared(const void *x) {{ return reinterpret_cast<unsigned long>(x); }}
 {text}
-extern "C" unsigned address(bool transposed, int thread) {{
-  return transposed ? tile_address<true>(nullptr, thread) : tile_address<false>(nullptr, thread);
+extern "C" unsigned address(bool transposed, int columns, int thread) {{
+  return !transposed ? tile_address<false, 64>(nullptr, thread) : columns == 16 ? tile_address<true, 16>(nullptr, thread)
+    : columns == 32 ? tile_address<true, 32>(nullptr, thread) : tile_address<true, 64>(nullptr, thread);
 }}
 """)
     subprocess.run([machine.cxx(), "-std=c++17", "-shared", "-fPIC", folder / "a.cc", "-o", folder / "a.so"], check=True)
@@ -47,25 +48,26 @@ def register(row, column):
     return row // 64 * 128 + row % 64 // 16 * 32 + row % 8 * 4 + column % 8 // 2, column // 8 * 4 + row % 16 // 8 * 2 + column % 2
 
 
-@pytest.mark.parametrize("transposed, rows", [(True, 128), (True, 64), (False, 128), (False, 64)])
-def test_a_matrix_of_each_instruction_is_what_its_registers_hold(walk, address, transposed, rows):
+@pytest.mark.parametrize("transposed, rows, columns", [(True, 128, 64), (True, 64, 64), (False, 128, 64), (False, 64, 64),
+                                                       (True, 128, 16), (True, 64, 16), (True, 128, 32)])
+def test_a_matrix_of_each_instruction_is_what_its_registers_hold(walk, address, transposed, rows, columns):
     """Instruction n moves matrices 4 n to 4 n + 3: lane 8 m + r gives the address of row r of matrix m, and lane l holds of each
     matrix the entries (l / 4, 2 (l % 4)) and the next, of its transpose where that is asked for (PTX ISA, ldmatrix)."""
     tir, analyzer = tilelang.tvm.tirx, tilelang.tvm.arith.Analyzer()
-    dims = (64, rows) if transposed else (rows, 64)
+    dims = (columns, rows) if transposed else (rows, columns)
     layout = tilelang.layout.make_swizzled_layout(tir.decl_buffer(dims, "float16", scope="shared.dyn"))
     step = (lambda first, n: first + n * 2048) if transposed else (lambda first, n: first ^ n * 32)  # as the text has it
     held = {}
     for thread in range(rows * 2):
         lane, warp = thread % 32, thread - thread % 32
-        for n in range(4):
+        for n in range(columns // 16):
             for m in range(4):
                 for e in range(2):
                     r, c = (2 * (lane % 4) + e, lane // 4) if transposed else (lane // 4, 2 * (lane % 4) + e)
-                    held[thread, (4 * n + m) * 2 + e] = step(address(transposed, warp + 8 * m + r), n) + 2 * c
+                    held[thread, (4 * n + m) * 2 + e] = step(address(transposed, columns, warp + 8 * m + r), n) + 2 * c
     assert re.search(r"transposed\)\n.*\n.*first \+ n \* 2048", walk.HELPERS) and "first ^ n * 32" in walk.HELPERS
     for row in range(0, rows, 3):
-        for column in range(64):
+        for column in range(columns):
             i, j = (column, row) if transposed else (row, column)
             there = 0
             for x, extent in zip(layout.map_forward_index([tir.const(i, "int32"), tir.const(j, "int32")]),

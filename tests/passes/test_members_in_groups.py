@@ -123,9 +123,9 @@ MEMBERS = [ssd, ssd_y, delta_net, dplr, two_states, find("simple_gla"), find("ga
 #: What does not fit, by C, K and V, and the sentence.
 REFUSED = {(64, 128, 256): "carried values .* have 256 rows; state takes 64, 128; v_block=128 gives an instance as many",
            (64, 128, 192): "carried values .* have 192 rows; state takes 64, 128; v_block=64 gives an instance as many",
-           (64, 256, 128): "product .* is 128 x 256 over 64; state takes 128 rows, and columns",
-           (64, 192, 64): "product .* is 64 x 192 over 64; state takes 64 rows, and columns",
-           (128, 128, 128): "product .* is 128 x 128 over 128; aux takes 64 rows, and columns and a depth that are multiples",
+           (64, 256, 128): "product .* is 128 x 256 over 64; state takes columns and a depth",
+           (64, 192, 64): "product .* is 64 x 192 over 64; state takes columns and a depth",
+           (128, 128, 128): "product .* is 128 x 128 over 128; aux takes 64 rows: C=64, K and V of 64 or 128",
            (64, 100, 100): "has rows of 200 bytes; copies of tiles need multiples of 16: K and V that are multiples of 8"}
 
 
