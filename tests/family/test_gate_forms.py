@@ -5,9 +5,11 @@ from members import Case, computed, drawn, expected
 from reference import rms_error
 
 from gdn_codegen.algorithms import find
+from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call.choose import by_token
 from gdn_codegen.runtime.load import function
+from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract, ContractError
 
 CASE = Case((17, 0, 40), gates="slow")
@@ -32,7 +34,7 @@ def made(b, form, narrow):
     of = "w" if b.algorithm == "rwkv7" else "g"
     gen = torch.Generator().manual_seed(7)
     raw = 2 * torch.randn(x[of].shape, generator=gen)
-    more = {"A_log": torch.randn(2, generator=gen) / 2, "dt_bias": torch.randn(2, 32, generator=gen),
+    more = {"A_log": torch.randn(2, generator=gen) / 2, "dt_bias": torch.randn(2, b.sizes["K"], generator=gen),
             "lower_bound": torch.tensor([-5.0, -0.5])}
     raw = raw.bfloat16() if narrow else raw
     want = expected(b.algorithm, CASE, {**x, of: gate(form, raw, **{n.replace("lower_", ""): y for n, y in more.items()})})
@@ -64,6 +66,17 @@ def test_raw_gates_of_channels(name, accept, target):
     form = "raw" if "raw" in accept else "bounded"
     x, more, want = made(b, form, "bfloat16" in accept)
     near(call(b, x, more), want)
+
+
+@pytest.mark.parametrize("name", ["kimi_delta_attention", "gated_delta_rule_2"])
+def test_raw_gates_in_short_chunks_of_warp_groups(name):
+    """What dispatch takes on Hopper for many walks, in the interpreter."""
+    b = build(name, "g=safe,k=l2norm,q=l2norm", "tilelang", chunk=16, head_dim_k=64, dtype="bfloat16", arch="sm_90a",
+              schedule=varied("operand_walk", "sm_90a", stages=4))
+    p, (x, more, want) = lowered(b), made(b, "bounded", False)
+    given = {**x, **more, "q": 3 * x["q"], "k": 5 * x["k"], "initial_state": x["S"]}
+    got = interpret(p, Problem(list(CASE.lengths), 1, 2), {t.name: given[t.name] for t in p.role("input")}, {"scale": 64 ** -0.5})
+    near((got["o"], got["final_state"]), want)
 
 
 @pytest.mark.slow
