@@ -49,6 +49,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
     if x.arch != ARCH:
         return
     heads = several(x.shared)
+    long_chunks = x.chunk in (None, 64)  # the text of `operand_walk` in shorter ones did not run on a GPU as it is
     if x.few and not x.channels:
         if sum(x.shape_class[1:]) >= LARGE:
             yield Candidate(varied("fused_walk", ARCH, partition="decay", **x.residuals),
@@ -58,28 +59,16 @@ def _model(x: Asked) -> Iterator[Candidate]:
     elif x.few is False and x.lengths != "dominated" and x.head_dims in TIMED and (
             x.shape_class[2] in EVEN if x.lengths == "level" else x.shape_class[1] >= MANY and x.shape_class[2] in SHORT):
         yield Candidate(varied("fused_walk", ARCH, persistent=True, **x.residuals), "many short sequences", arch=ARCH)
-    if x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS and x.chunk in (None, 64)):
+    if long_chunks and x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS):
         plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
-    if x.few is False and x.chunk is None and x.inverts and x.bounded and x.block_rows >= SHORT_CHUNKS and (
-            x.head_dims == (128, 128) and x.shape_class[1] >= SHORT_CHUNK_WALKS and x.shape_class[2] >= SHORT_CHUNK_TOKENS):
-        fields = HALVES[0] if x.shape_class[1] == SHORT_CHUNK_WALKS else WHOLE[0]
-        yield Candidate(varied("operand_walk", ARCH, **fields, stages=4, **x.residuals), "gates have a bound, and walks are many",
-                        SHORT_CHUNKS, ARCH)
     for plan in (varied("fused_walk", ARCH, **x.residuals), varied("walk", ARCH, value_heads=heads, **x.residuals)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
-    if not x.channels and x.chunk not in (None, 64):  # short chunks of other pages were not timed beside portable schedules
-        return
-    for fields in HALVES if x.shape_class[1] <= FEW_WALKS else (*WHOLE, *HALVES[1:]):
+    halves = x.shape_class[1] <= FEW_WALKS
+    for fields in () if not long_chunks else HALVES if halves else (*WHOLE, *HALVES[1:]):
         yield Candidate(varied("operand_walk", ARCH, **fields, **x.residuals), f"made for {ARCH}", arch=ARCH)
 
 
-#: Where gates are -5 or more, a decayed product of 16 tokens is one product. In such chunks the kernel over chunks takes two
-#: thirds of its time, and the walk up to twice its time. So they pay with many walks (their class) of many tokens (the class of
-#: their mean). On an H200 64 walks of Kimi Delta Attention over 8192 tokens took 884 us in chunks of 64, and 760 in chunks of 16;
-#: 128 over 2048 tokens 416 and 317; 48 over 2048 tokens 185 and 176; but 16 over 8192 tokens 336 and 471. Pages without an
-#: inverse, or without a bound of what survives a token, were not timed so, and neither were other K and V.
-SHORT_CHUNKS, SHORT_CHUNK_WALKS, SHORT_CHUNK_TOKENS = 16, 6, 11
 assert SM_90A.part_cost is not None
 #: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
 #: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where
@@ -97,7 +86,7 @@ SPACES = (
       for name, heads in HEADS.items()),
     Space(("fused_walk",), {}, (64,), ARCH, {"persistent": True}),
     Space(("operand_walk",), {"v_block": (0, 64), "stages": (2, 1)}, (64,), ARCH),
-    Space(("operand_walk",), {"v_block": (0, 64)}, (SHORT_CHUNKS,), ARCH, {"stages": 4}),
+    Space(("operand_walk",), {"v_block": (0, 64)}, (16,), ARCH, {"stages": 4}),
     Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                       "v_block": (0, 64, 32)}))
 

@@ -571,8 +571,14 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
             operand_of_o_bf16_out = t.staged((C, C), t.bfloat16)
             beta_scaled_unmasked_bf16 = t.fragment((C, C), t.bfloat16)
             exp_G = t.fragment((C, K), T.float32)
+            exp_G_k_bf16 = t.fragment((C, K), t.bfloat16)
+            exp_G_k_bf16_out = t.staged((C, K), t.bfloat16)
             Tinv_below_bf16 = t.staged((C, C), t.bfloat16)
+            exp_G_q_bf16 = t.fragment((C, K), t.bfloat16)
+            exp_G_q_bf16_out = t.staged((C, K), t.bfloat16)
             last_G = t.shared((K,), T.float32)
+            k_decay_to_end_bf16 = t.fragment((C, K), t.bfloat16)
+            k_decay_to_end_bf16_out = t.staged((C, K), t.bfloat16)
             t.start_next_kernel()
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -756,26 +762,35 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
                 # exp_G = exp(G)
                 for i, j in t.parallel(C, K):
                     exp_G[i, j] = T.exp(G[i, j])
+                # exp_G_k = k * exp_G
                 for i, j in t.parallel(C, K):
-                    exp_G_k_ws[slot, hv, i, j] = T.cast(T.cast(k[i, j], T.float32) * exp_G[i, j], t.bfloat16)
+                    exp_G_k_bf16[i, j] = T.cast(k[i, j], T.float32) * exp_G[i, j]
+                t.copy(exp_G_k_bf16, exp_G_k_bf16_out)
+                for i, j in t.parallel(C, K):
+                    exp_G_k_ws[slot, hv, i, j] = exp_G_k_bf16_out[i, j]
                 t.copy(beta_scaled_unmasked_bf16, Tinv_below_bf16)
                 # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_below_bf16)
                 t.whole_inverses((Tinv_below_bf16,), (None,), strict=True)
                 for i, j in t.parallel(C, C):
                     Tinv_below_ws[slot, hv, i, j] = Tinv_below_bf16[i, j]
+                # exp_G_q = q * exp_G
                 for i, j in t.parallel(C, K):
-                    exp_G_q_ws[slot, hv, i, j] = T.cast(T.cast(q[i, j], T.float32) * exp_G[i, j], t.bfloat16)
+                    exp_G_q_bf16[i, j] = T.cast(q[i, j], T.float32) * exp_G[i, j]
+                t.copy(exp_G_q_bf16, exp_G_q_bf16_out)
+                for i, j in t.parallel(C, K):
+                    exp_G_q_ws[slot, hv, i, j] = exp_G_q_bf16_out[i, j]
                 # last_G = last(G)
                 for i in t.parallel(K):
                     last_G[i] = G[C - 1, i]
                 for i in t.parallel(K):
                     chunk_decay_ws[slot, hv, i] = T.exp(last_G[i])
+                # k_decay_to_end = k * exp(last_G[None, :] - G)
                 for i, j in t.parallel(C, K):
-                    k_decay_to_end_ws[slot, hv, i, j] = T.cast(
-                        T.cast(k[i, j], T.float32) * T.exp(last_G[j] - G[i, j]),
-                        t.bfloat16,
-                    )
+                    k_decay_to_end_bf16[i, j] = T.cast(k[i, j], T.float32) * T.exp(last_G[j] - G[i, j])
+                t.copy(k_decay_to_end_bf16, k_decay_to_end_bf16_out)
+                for i, j in t.parallel(C, K):
+                    k_decay_to_end_ws[slot, hv, i, j] = k_decay_to_end_bf16_out[i, j]
 
     return operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel
 

@@ -12,7 +12,10 @@ from reference import rms_error
 from torch.nn.functional import softplus
 
 from gdn_codegen.algorithms import find
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import varied
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
 import members
@@ -68,9 +71,12 @@ def test_calls(page, what, dtype, K, V):
     ("kimi_delta_attention", 16, 64, 128)])
 def test_short_chunks(page, chunk, K, V):
     """Warp groups with chunks of fewer tokens than rows of a wgmma. Walks of all of V, and parts of halves of V."""
-    for what in ("walks", "parts"):
+    for what, fields in (("walks", {}), ("parts", {"v_block": 64, **({} if page == "rwkv7" else {"partition": "decay"})})):
         x = Walks(page, what, "bfloat16", K, V)
-        x.near(lambda x=x: x.call(initial_state=x.S.clone(), output_final_state=True, chunk_size=chunk))
+        run = function(Build("tilelang", chunk, algorithm=page, dtype="bfloat16", head_dim_k=K, head_dim_v=V, arch="sm_90a",
+                             schedule=varied("operand_walk", "sm_90a", stages=3, **fields)))
+        given = {n: y[None] if y.ndim > 1 else y for n, y in x.x.items()} | {"cu_seqlens": x.ends, "output_final_state": True}
+        x.near(lambda run=run, x=x, given=given: run(**given, initial_state=x.S.clone()))
 
 
 @pytest.mark.parametrize("dtype, K, V", [("bfloat16", 128, 128), ("float16", 128, 128), ("bfloat16", 64, 64)])

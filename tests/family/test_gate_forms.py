@@ -70,7 +70,7 @@ def test_raw_gates_of_channels(name, accept, target):
 
 @pytest.mark.parametrize("name", ["kimi_delta_attention", "gated_delta_rule_2"])
 def test_raw_gates_in_short_chunks_of_warp_groups(name):
-    """What dispatch takes on Hopper for many walks, in the interpreter."""
+    """As lowered for Hopper, in the interpreter."""
     b = build(name, "g=safe,k=l2norm,q=l2norm", "tilelang", chunk=16, head_dim_k=64, dtype="bfloat16", arch="sm_90a",
               schedule=varied("operand_walk", "sm_90a", stages=4))
     p, (x, more, want) = lowered(b), made(b, "bounded", False)

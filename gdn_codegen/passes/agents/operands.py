@@ -6,9 +6,8 @@ products, carried values, and elementwise results of values in the operands' spa
 space, but an op that reads and writes the same space waits for each element. So they write to the other space, and their
 results move. An operand that an inverse overwrites moves if it has other readers.
 
-A tile that is stored in a dtype of `Device.staged` moves too, for speed, if it depends on a product's result. It is then stored
-by whole rows, not by the few entries that each thread holds in the order of products. States are excluded, because they are
-stored once in many chunks.
+A tile that is stored in a dtype of `Device.staged` moves too, for speed. It is then stored by whole rows, not by the few
+entries that each thread holds. States are excluded, because they are stored once in many chunks.
 """
 from __future__ import annotations
 
@@ -35,7 +34,6 @@ class _Operands:
     It returns the name of the op's value, "" if there is none, and None if the op stays.
     """
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
-        """Finds which values products read, and which tiles threads hold in the order of products."""
         self.rare = {t.name for t in p.tensors if t.index in ("sequence", "checkpoint")}
         self.device, self.type, self.count = device, types(k.body), uses(k.body)
         self.defs = {o.out: o for o in k.ops if o.out}
@@ -43,10 +41,6 @@ class _Operands:
         self.next = {x: c.next for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
         self.read = {a for o in k.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
         self.moved: dict[str, str] = {}
-        self.of_products = set(self.carried)  # what is made of results of products
-        for o in k.ops:
-            if o.kind == "matmul" or (OPS[o.kind].elementwise and self.of_products.intersection(o.args)):
-                self.of_products.add(o.out)
 
     def __call__(self, o: Op, b: Body) -> str | None:
         """Puts `o` into `b` with operands in the operands' space. A store of a tile in a `staged` dtype gets a move before it."""
@@ -75,8 +69,7 @@ class _Operands:
 
     def staged(self, a: str) -> bool:
         """Whether the stored tile `a` should first move to a space where its rows are whole."""
-        return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read \
-            and not self.inverse(a) and a in self.of_products
+        return self.type[a].rank == 2 and self.type[a].dtype in self.device.staged and a not in self.read and not self.inverse(a)
 
     def inverse(self, a: str) -> bool:
         """Whether `a` is an inverse of blocks, which is in the operands' space already, or an expression that reads one."""

@@ -8,9 +8,7 @@ A block of one agent has 128 threads, with these exceptions:
   690 with 256 (1 x 8192, 64 heads); that of gated linear attention 600 and 506.
 - 512, if those fragments are so many, shared memory has room for one block, and all products have 64 columns. That of RWKV-7 took
   3270 us with 256 threads, and 1950 with 512. Kernels with wider products were not timed.
-- Fewer, if a product has fewer tiles than warps, or if no buffer has as many entries as threads. Tiles are 16 x 16. In 16 bits
-  they are 16 x 8 if all second operands are transposed, as mma reads eight columns of these from shared memory. With two warps
-  instead of one, KDA's kernel over chunks of 16 tokens took 315 us instead of 355 (an H200, 1 x 8192, 64 heads).
+- Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
 Two blocks of 256 threads with so many fragments share a multiprocessor where shared memory has room for both. A thread then has
 128 registers. On an H100 the kernel over chunks of GDN-2, for which nvcc took 149, took 1094 us before, and 910 so.
@@ -95,8 +93,6 @@ def _threads(k: Kernel, device: Device) -> int:
     large = live or shared > MOST_SHARED or fragments(k) > MOST_OF_A_FRAGMENT * GROUP
     large = large and all(shape[-1] > 16 for shape in products)
     alone = live and 2 * shared > device.spaces["shared"] and all(shape[-1] == 64 for shape in products)
-    dtypes = {o.out: b.dtype for b in k.buffers for o in k.ops if o.buffer == b.name}
-    halves = all(o.attr("tb") and BYTES[dtypes.get(o.args[1], "float32")] == 2 for o in k.ops if o.kind == "matmul")
-    tiles = [prod(n // 16 for n in shape) * (2 if halves else 1) for shape in products]
+    tiles = [prod(n // 16 for n in shape) for shape in products]
     entries = max((prod(b.shape) for b in k.buffers), default=1)
     return WARP * min([16 if alone else 8 if large else 4, -(-entries // WARP), *tiles])
