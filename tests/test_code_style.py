@@ -94,7 +94,7 @@ def lines(node):
 
 def is_rule(f):
     """Whether `f` is an emitter's rule, which is named after its op: the op table says what that does."""
-    return any(ast.unparse(d).startswith("rule(") for d in f.decorator_list)
+    return any(ast.unparse(d).startswith(("rule(", "turn_rule(")) for d in f.decorator_list)
 
 
 def undocumented(node, of=None, public=True, name=""):

@@ -89,14 +89,16 @@ LATE = "late"
 #: Attribute of any op: the op is one of this number of consecutive ops that one statement runs in parallel.
 BESIDE = "beside"
 #: Attribute of any op: how the entries of the tile are assigned to threads. "sums": as in the result of a warp group's product.
-#: "copy": as the compiler chooses for a copy from one buffer to another.
+#: "warp_sums": the same for the product of one warp. "copy": as the compiler chooses for a copy from one buffer to another.
 ORDER = "order"
+#: Attribute of any op: the op computes this number of columns at a time, together with its neighbours that have the attribute.
+BY_COLUMNS = "by_columns"
 #: Attribute of `maximum` and `minimum`: the number of the operand that is a constant. NaN of the other operand must be kept.
 BOUND = "bound"
 #: Ops that make one entry of each row of a tile, or a number of a vector.
 OF_ROWS = ("row_sum", "row_max")
 #: The attributes that any op may have.
-ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER)
+ANY_OP = (AHEAD, OWN_PART, BESIDE, ORDER, BY_COLUMNS)
 
 
 def op(name: str, doc: str, infer: Callable[..., Tile], evaluate: Callable[..., torch.Tensor] | None = None, *,
@@ -780,6 +782,8 @@ op("wait", "waits until `channel` was signalled, in this iteration of the loop o
    effect="sync", attrs=("channel", "src", "dst", "id", "loop", "why", "back"))
 op("fence", "makes the agent's earlier writes visible to the units that read shared memory asynchronously",
    _effect, effect="sync", attrs=(LATE,))
+op("warp_barrier", "the threads of a warp that runs the iteration alone wait for each other: each then sees what the others "
+   "wrote to shared memory before", _effect, effect="sync")
 op("drain", "waits until the products that the agent started are complete", _effect, effect="sync")
 op("await_kernels", "waits until the kernels of the call that started earlier have ended; with an operand, if that number is "
    "negative", _effect, effect="sync")

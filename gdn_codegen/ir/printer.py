@@ -70,7 +70,7 @@ def kernel_text(k: Kernel) -> str:
     if k.comments:
         kw["comments"] = {tuple(line): text for line, text in k.comments}
     if k.agents:
-        kw["agents"] = {a.name: (a.first, a.threads, a.registers, a.slots) for a in k.agents}
+        kw["agents"] = {a.name: (a.first, a.threads, a.registers, a.slots, *([a.turns] if a.turns > 1 else [])) for a in k.agents}
     out = [f"with {_call('kernel', [repr(k.name)], **kw)}:"]
     out += ["    " + _buffer(b) for b in k.buffers]
     _stmts(k.body, "    ", out)

@@ -51,11 +51,13 @@ def _moved_operands(p: Program) -> Iterator[Missing]:
 
 
 def _buffers(p: Program) -> Iterator[Missing]:
-    """A tile or vector that is no expression in its reader has a buffer. Elementwise ops and views may be such expressions."""
+    """A tile or vector that is no expression in its reader has a buffer. Elementwise ops and views may be such expressions, and
+    where a block has several agents, rows that are zero past a sequence's end."""
     for k in p.kernels:
         for o in k.ops:
             d = OPS[o.kind]
-            if o.out and not o.buffer and not d.elementwise and not d.view and o.type is not None and o.type.rank:
+            inside = d.elementwise or d.view or (o.kind == "valid" and k.agents)
+            if o.out and not o.buffer and not inside and o.type is not None and o.type.rank:
                 yield "has no buffer", k, o
 
 

@@ -61,7 +61,7 @@ LEGAL = {
     "assigned fed..checked": "move transpose load.head store.head scalar.head",
     "assigned placed synchronised": "*.own_part",
     "assigned placed..checked": """
-        matmul.asynchronous load.described batch key_head; batch threads
+        *.by_columns matmul.asynchronous load.described batch key_head; batch threads
         Op.buffer Kernel.buffers Buffer.slots Buffer.dims""",
     "transferred..checked": "store.row store.col index block",
     "fed..checked": """
@@ -71,7 +71,7 @@ LEGAL = {
         clear_counter claim_item next_item matmul.absent index counter;
         wait load.channel load.unfilled *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
         Kernel.lanes Kernel.piece Kernel.by_length Kernel.spans Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
-    "synchronised..checked": "signal fence drain barrier load.tail load.begun Buffer.own Kernel.one_loop",
+    "synchronised..checked": "signal fence drain barrier warp_barrier load.tail load.begun Buffer.own Kernel.one_loop",
     "checked": "Program.launch Kernel.start await_kernels",
 }
 

@@ -209,10 +209,17 @@ class Buffer:
 @dataclass(frozen=True)
 class Agent:
     """Consecutive threads of a block that run a branch of the kernel together. first: the number of the first thread. threads:
-    how many threads. registers: for each thread. slots: of each ring that the agent fills."""
+    how many threads. registers: for each thread. slots: of each ring that the agent fills. turns: how many equal groups of its
+    threads take iterations in turn. Group t runs iterations t, t + turns and so on."""
 
     name: str
     first: int
     threads: int
     registers: int
     slots: int = 1
+    turns: int = 1
+
+    @property
+    def of_iteration(self) -> int:
+        """The threads that run an iteration."""
+        return self.threads // self.turns

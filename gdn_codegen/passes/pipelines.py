@@ -143,7 +143,7 @@ FRONT: Passes = (
     ("last_chunk", lambda p, c: last_chunk(p)),
     ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
-    ("norms_from_products", lambda p, c: norms_from_products(p, c.dtype)),
+    ("norms_from_products", lambda p, c: norms_from_products(p, c.schedule, c.dtype)),
     ("single_token", lambda p, c: single_token(p, c.schedule, c.device)),
     ("masks", lambda p, c: masks(p)),
     ("comments", lambda p, c: comments(p)),

@@ -5,16 +5,14 @@ and phases, and a wait tests only the parity of the phase. Vector clocks give th
 asynchronous copy is known to be complete only through the barrier at which it arrives. The checker refuses:
 - two accesses to a slot, at least one of them a write, that no barrier orders. An asynchronous product reads its operands, also
   those in registers, until the drain;
-- a read of the result of an asynchronous product before the drain;
-- an asynchronous unit that reads a slot which threads wrote, unless these threads execute a fence before they arrive;
-- an agent that reads a fragment of another agent;
-- a wait that could miss its phase, or that an older phase of the same parity could end;
-- an arrival that could count for another phase;
+- a read of the result of an asynchronous product before the drain, or of a fragment of another agent;
+- an asynchronous unit that reads or overwrites a slot which threads wrote, unless these execute a fence before they arrive;
+- a wait that could miss its phase or that an older phase of the same parity could end, or an arrival for another phase;
 - a wait that never ends, and a phase that arrivals do not complete;
 - a barrier for ragged tails that counts other threads than those of the agent which copies, or that several copies use.
 
-In a loop over items, an agent runs several walks one after the other, some of them without chunks. The rings of the walk count
-its iterations in all items; others count items.
+In a loop over items, an agent runs several walks, some of them without chunks. The rings of the walk count its iterations in all
+items; others count items. Groups of an agent's threads that take iterations in turn run side by side.
 """
 from __future__ import annotations
 
@@ -69,6 +67,7 @@ class _Phases:
 @dataclass
 class _Write:
     op: Op
+    who: str
     pipe: int
     number: int
     threads: bool  # whether threads wrote at least a part
@@ -92,10 +91,11 @@ class _Check:
                         for o in lp.body if isinstance(o, Op)}
         # A copy is ordered only with copies that arrive at the same barrier.
         copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in k.ops if o.kind == "load" and o.attr("channel"))
-        pipes = [*((a.name, x) for a in k.agents for x in (THREADS, SHARED)), *copies]
+        self.turns = {a.name: a.turns for a in k.agents}
+        pipes = [*((self.who(a.name, t), x) for a in k.agents for t in range(a.turns) for x in (THREADS, SHARED)), *copies]
         self.clocks = Clocks(pipes, {x: (x[0], THREADS) for x in pipes}, [x for x in pipes if x[1] == SHARED])
         self.arrivals = [n for n, x in enumerate(pipes) if x[1] != SHARED]
-        self.threads = {a.name: a.threads for a in k.agents}
+        self.threads = {a.name: a.of_iteration for a in k.agents}
         self.begun: dict[str, list[tuple[Op, tuple[str, int]]]] = {}  # agent -> undrained products, and a slot they read
         self.phases = {(b.name, s): _Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
         self.written: dict[tuple[str, int], _Write] = {}
@@ -112,7 +112,7 @@ class _Check:
             x = self.buffers[o.attr("tail")]
             if (x.shape, x.slots) != ((self.threads[o.agent],), 1) or sum(y.attr("tail") == x.name for y in copies) > 1:
                 raise self.error(f"{x.name} is not of {o.out}'s ragged tail and the threads of {o.agent} alone")
-        todo = {a: deque(self.steps(a)) for a in self.threads}
+        todo = {self.who(a, t): deque(x for x in self.steps(a) if x[0] % n == t) for a, n in self.turns.items() for t in range(n)}
         while any(todo.values()):
             moved = False
             for steps in todo.values():
@@ -125,6 +125,10 @@ class _Check:
         partial = [name for (name, _), x in self.phases.items() if x.arrived]
         if partial:
             raise self.error(f"arrivals do not fill a phase of {', '.join(partial)}")
+
+    def who(self, agent: str, i: int) -> str:
+        """The threads of an agent that run iteration i."""
+        return agent if self.turns[agent] == 1 else f"{agent} {i % self.turns[agent]}"
 
     def steps(self, agent: str) -> list[tuple[int, Op]]:
         """The ops that an agent runs, each with its iteration. Its readers run an expression, which is an op without buffer."""
@@ -144,21 +148,25 @@ class _Check:
 
     def step(self, i: int, o: Op) -> bool:
         """Run an op. Returns False if it has to wait."""
-        c = self.clocks
-        pipe = c.number[o.agent, THREADS]
+        c, who = self.clocks, self.who(o.agent, i)
+        pipe = c.number[who, THREADS]
         if o.kind == "wait":
             return self.wait(i, o, pipe)
         if o.kind == "signal":
             self.signal(i, o, pipe)
+        elif o.kind == "warp_barrier":
+            if self.turns[o.agent] == 1:
+                raise self.error(f"{op_text(o)} of {o.agent}, whose iterations are not run by single warps")
+            c.wait(pipe, c.after(c.number[who, SHARED]))
         elif o.kind == "drain":
-            shared = c.number[o.agent, SHARED]
+            shared = c.number[who, SHARED]
             number = c.issue(shared)
             for x, slot in self.begun.pop(o.agent, []):
                 self.read.setdefault(slot, []).append((x, shared, number))
         elif o.kind == "fence":
-            number = c.issue(c.number[o.agent, SHARED])
+            number = c.issue(c.number[who, SHARED])
             for w in self.written.values():
-                if w.op.agent == o.agent and not w.fence:
+                if w.who == who and not w.fence:
                     w.fence = number
         else:
             self.op(i, o, pipe)
@@ -195,8 +203,8 @@ class _Check:
             raise self.error(f"{op_text(o)} in iteration {i}: it could arrive in the phase before")
         c.issue(pipe)
         for y in (THREADS, SHARED, str(o.attr("channel"))):
-            if (o.agent, y) in c.number:
-                now = c.after(c.number[o.agent, y])
+            if (self.who(o.agent, i), y) in c.number:
+                now = c.after(c.number[self.who(o.agent, i), y])
                 x.now = joined(x.now, now) if x.now else now
         x.arrived += self.threads[o.agent]
         if x.arrived < x.count:
@@ -216,7 +224,12 @@ class _Check:
         """RaceError if an earlier access to the slot that `o` writes in iteration i may not be complete."""
         slot = (o.buffer, i % self.buffers[o.buffer].slots)
         before = [(r.out or r.kind, r.agent, user, n) for r, user, n in self.read.get(slot, []) if r is not o]
-        before += [(w.op.out, w.op.agent, w.pipe, w.number) for w in [self.written.get(slot)] if w]
+        w = self.written.get(slot)
+        before += [(w.op.out, w.op.agent, w.pipe, w.number)] if w else []
+        units = o.kind == "load" and o.type is not None and o.type.rank == 2
+        if w and units and w.op.kind != "load" and not 0 < w.fence <= known[self.clocks.number[w.who, SHARED]]:
+            raise self.error(f"{o.out} of {o.agent} is copied in iteration {i} by a unit of its own over {w.op.out}; threads of "
+                             f"{w.op.agent} wrote it, and no fence stands between")
         for what, agent, user, n in before:
             if known[user] < n:
                 raise self.error(f"{o.out} of {o.agent} is written in iteration {i} before {what} of {agent} is sure to be done "
@@ -228,7 +241,7 @@ class _Check:
         slot, pipe = (load.buffer, i % self.buffers[load.buffer].slots), self.clocks.number[load.agent, str(load.attr("channel"))]
         self.early.add(slot)
         self.read.pop(slot, None)
-        self.written[slot] = _Write(load, pipe, self.clocks.issue(pipe), threads_write(self.p, load))
+        self.written[slot] = _Write(load, load.agent, pipe, self.clocks.issue(pipe), threads_write(self.p, load))
 
     def op(self, i: int, o: Op, pipe: int) -> None:
         """Check the accesses of an op to rings, and that it reads no fragment of another agent."""
@@ -251,12 +264,13 @@ class _Check:
             w = self.written.get((x.name, i % x.slots))
             if w is None or w.op.out != value or known[w.pipe] < w.number:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i} without waiting for it")
-            maker = c.number[w.op.agent, SHARED]
+            maker = c.number[w.who, SHARED]
             if w.threads and unit_reads(self.p, o) and not 0 < w.fence <= known[maker]:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} by a unit of its own; threads of {w.op.agent} "
                                  "wrote it, and no fence stands between")
         c.issue(pipe)
-        shared = c.number[o.agent, SHARED]
+        who = self.who(o.agent, i)
+        shared = c.number[who, SHARED]
         number = c.issue(shared)
         for _, x in sources:
             if o.attr("asynchronous"):
@@ -283,4 +297,4 @@ class _Check:
         self.read.pop(slot, None)
         if units is not None:
             shared, number = units, c.issue(units)
-        self.written[slot] = _Write(o, shared, number, threads_write(self.p, o))
+        self.written[slot] = _Write(o, who, shared, number, threads_write(self.p, o))

@@ -12,6 +12,7 @@ from ..ir.types import WARPS_OF_GROUP
 #: The tasks of a walk's ops, in the order in which an iteration runs them, and what these ops compute.
 WALK_TASKS = {
     "load": "what is loaded in the walk",
+    "load_numbers": "loads of a number for each token, which threads copy by themselves",
     "gates": "vectors of tokens that depend on loaded vectors only",
     "rest": "what depends on no carried value and on no inverse",
     "inverse": "inverses",
@@ -24,7 +25,7 @@ WALK_TASKS = {
 }
 #: A task that an assignment gives to no agent, and the task whose agent then has it. Stores are then those of the agents that
 #: computed the values.
-PART_OF = {"gates": "rest", "tokens": "output", "vectors": "output"}
+PART_OF = {"load_numbers": "load", "gates": "rest", "tokens": "output", "vectors": "output"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class AgentPlan:
       agent that only loads, stores and inverts. 0 means four warps for each 64 rows of the carried value.
     registers: the registers of a thread: a multiple of 8 from 24 to 240.
     slots: the slots of each ring in shared memory that the agent's threads fill. A ring of loads has the schedule's `stages`.
+    in_turns: whether each of its warps runs whole iterations by itself, in turn with the others: of n warps, warp w has
+      iterations w, w + n and so on. So n iterations are under way at a time. This is for tasks that depend on no carried value.
     """
 
     name: str
@@ -43,6 +46,7 @@ class AgentPlan:
     warps: int
     registers: int
     slots: int = 1
+    in_turns: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,15 @@ class Assignment:
                 raise ValueError(f"{where}, agent {a.name}: slots={a.slots!r}; accepted: whole numbers from 1")
             if "vectors" in a.tasks and a.warps != 1:
                 raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the task vectors; accepted: 1")
-            few = sorted(set(a.tasks) - {"load", "store", "inverse", "gates", "vectors"})
+            if type(a.in_turns) is not bool or (a.in_turns and (a.warps < 4 or {"state", "output", "tokens"} & set(a.tasks))):
+                raise ValueError(f"{where}, agent {a.name}: in_turns={a.in_turns!r} with warps={a.warps} for the tasks "
+                                 f"{', '.join(a.tasks)}; accepted: False, or True with 4, 8, ... warps and tasks without state, "
+                                 "output and tokens")
+            few = sorted(set(a.tasks) - {"load", "load_numbers", "store", "inverse", "gates", "vectors"})
             if a.warps in (1, 2, 3) and few:
                 raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the tasks {', '.join(few)}; accepted for them: "
-                                 "0, 4, 8, ...; agents with fewer warps have the tasks load, store, inverse, gates and vectors")
+                                 "0, 4, 8, ...; agents with fewer warps have the tasks load, load_numbers, store, "
+                                 "inverse, gates and vectors")
         given = [r for a in self.agents for r in a.tasks]
         wrong = [r for r in given if r not in WALK_TASKS or given.count(r) > 1]
         if wrong or not {"state", "output"} <= set(given):
@@ -126,8 +135,16 @@ FUSED_GRADIENT = Assignment("fused_gradient", (
     AgentPlan("gates", ("gates",), 1, 40),
     AgentPlan("vectors", ("vectors",), 1, 40)))
 
+#: For a whole walk in short chunks. An iteration is then little work for the operands, which warps compute in turn.
+FOUR_IN_TURN = Assignment("four_in_turn", (
+    AgentPlan("state", ("state", "output"), 0, 168),
+    AgentPlan("operands", ("rest", "inverse", "solved"), 4, 152, slots=8, in_turns=True),
+    AgentPlan("loader", ("load",), 1, 24),
+    AgentPlan("numbers", ("load_numbers",), 1, 24),
+    AgentPlan("store", ("store",), 1, 24)))
+
 #: The assignments that `Schedule.agents` may name.
-ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, OPERAND_WALK, SOLVING_WALK, FUSED_GRADIENT)}
+ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, OPERAND_WALK, SOLVING_WALK, FUSED_GRADIENT, FOUR_IN_TURN)}
 #: A schedule that names no assignment takes the first of these that has an agent for each task of a kernel.
 DEFAULTS = (WALK, SOLVING_WALK)
 

@@ -28,7 +28,7 @@ OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots"
 CHOICES: dict[str, tuple[Any, ...]] = {
     "form": FORMS, "inverse": INVERSES, "launch": LAUNCHES, "partition": PARTITIONS,
     "order": ORDERS, "prefetch": PREFETCHES, "channel_slots": (1, 2), "l0_slots": (1, 2), "state_layout": STATE_LAYOUTS,
-    "stages": (1, 2, 3, 4), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
+    "stages": (1, 2, 3, 4, 5, 6, 7, 8), "warm_up": WARM_UPS, "warps": (0, 1, 2, 4, 8, 16), "value_heads": (0, 1, 2, 4),
     "k_piece": (0, 16, 32, 64), "walk_piece": (0, 16, 32, 64), "piece_warps": (0, 1, 2, 4, 8),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True),
@@ -214,6 +214,7 @@ SCHEDULES = {s.name: s for s in (
              warm_up="state"),
     Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state_layout="vk", stages=3,
              warm_up="state"),
+    Schedule("walk_in_turn", (("@output", "@state"),), form="split", state_layout="vk", stages=8, warm_up="state"),
     Schedule("gradient", ((*BEFORE_BACK, "@converted"), ("@state", "@solution"), ("@core",), ("@output",)), state_layout="vk",
              narrow_workspaces=True),
     Schedule("operand_gradient", ((*BEFORE_BACK, "@early", "@operand"), ("@state", "@solution"), ("@output",)), state_layout="vk",
@@ -235,6 +236,7 @@ VARIANTS: dict[tuple[str, str], Schedule] = {
     ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit", agents="operand_walk",
                                         kernels=(("@gate_sum", "@operand", "@gate"), ("@output", "@state"))),
     ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit"),
+    ("walk_in_turn", "sm_90a"): replace(SCHEDULES["walk_in_turn"], form="unit", agents="four_in_turn"),
     ("fused_gradient", "sm_90a"): replace(SCHEDULES["fused_gradient"], agents="fused_gradient", stages=1)}
 
 

@@ -57,7 +57,8 @@ class Asked:
     call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
     handle. channels: whether the page has a decay for each channel. lengths: what the host knows (`Lengths`). inverts: whether
     the page has an inverse. bounded: whether the page gives a log decay that bounds how much of the state survives a token
-    (`forgets`).
+    (`forgets`). block_rows: the rows of the diagonal blocks of a decayed product that one product computes, 1 if log decays have
+    no lower bound.
     """
 
     head_dims: tuple[int, int]
@@ -70,6 +71,7 @@ class Asked:
     lengths: Lengths = ""
     inverts: bool = False
     bounded: bool = False
+    block_rows: int = 1
 
     @property
     def residuals(self) -> dict[str, str]:

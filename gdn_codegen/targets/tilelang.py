@@ -62,6 +62,11 @@ def _model(x: Asked) -> Iterator[Candidate]:
     if long_chunks and x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS):
         plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
+    if x.few is False and x.chunk in (None, SHORT_CHUNKS) and x.inverts and x.bounded and x.block_rows >= SHORT_CHUNKS and (
+            x.head_dims == (128, 128) and x.shape_class[1] >= TURN_WALKS and x.shape_class[2] >= TURN_TOKENS):
+        fields = HALVES[0] if x.shape_class[1] == TURN_WALKS else WHOLE[0]
+        yield Candidate(varied("walk_in_turn", ARCH, **fields, **x.residuals), "gates have a bound, and walks are many",
+                        SHORT_CHUNKS, ARCH)
     for plan in (varied("fused_walk", ARCH, **x.residuals), varied("walk", ARCH, value_heads=heads, **x.residuals)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
     halves = x.shape_class[1] <= FEW_WALKS
@@ -69,6 +74,10 @@ def _model(x: Asked) -> Iterator[Candidate]:
         yield Candidate(varied("operand_walk", ARCH, **fields, **x.residuals), f"made for {ARCH}", arch=ARCH)
 
 
+#: Where gates are -5 or more, a decayed product of 16 tokens is one product. Warps that take such chunks in turn then compute all
+#: operands in the block of the walk, so that none goes through global memory. From which class of walks on, and of mean tokens,
+#: that pays whatever the gates are. In the first of these classes halves of V occupy more multiprocessors.
+SHORT_CHUNKS, TURN_WALKS, TURN_TOKENS = 16, 6, 11
 assert SM_90A.part_cost is not None
 #: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
 #: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where
@@ -86,7 +95,8 @@ SPACES = (
       for name, heads in HEADS.items()),
     Space(("fused_walk",), {}, (64,), ARCH, {"persistent": True}),
     Space(("operand_walk",), {"v_block": (0, 64), "stages": (2, 1)}, (64,), ARCH),
-    Space(("operand_walk",), {"v_block": (0, 64)}, (16,), ARCH, {"stages": 4}),
+    Space(("operand_walk",), {"v_block": (0, 64)}, (SHORT_CHUNKS,), ARCH, {"stages": 4}),
+    Space(("walk_in_turn",), {"v_block": (0, 64), "partition": (None, "decay")}, (SHORT_CHUNKS,), ARCH),
     Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),
                                                       "v_block": (0, 64, 32)}))
 

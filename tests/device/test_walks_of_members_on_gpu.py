@@ -16,6 +16,7 @@ from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
+from gdn_codegen.schedule.contract import Contract
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
 import members
@@ -29,19 +30,21 @@ UNEVEN = (130, 64, 1, 70, 200, 96)
 CALLS = {"walks": (UNEVEN, 32, 32, {}), "shared keys": ((70, 150, 0, 64, 33, 1, 128), 8, 32, {"gates": "mixed"}),
          "short": ((50, 64, 1, 33) * 6, 4, 32, {"gates": "mixed"}), "parts": ((3000, 500), 1, 2, {}),
          "equal keys": (UNEVEN, 32, 32, {"repeat": True})}
+MANY = ((1600, 1500, 1450, 1700), 16, 16, {})
 WIDE = [(what, dtype, 128, 128) for what in CALLS for dtype in ("bfloat16", "float16")]
 NARROW = [("walks", "bfloat16", 64, 64), ("short", "bfloat16", 64, 64), ("walks", "float16", 64, 128),
           ("walks", "float16", 128, 64)]
 
 
 class Walks:
-    """A case of CALLS, drawn. x: inputs, packed. S: initial states."""
+    """A case of CALLS or one like these, drawn. x: inputs, packed. S: initial states."""
 
-    def __init__(self, page: str, what: str, dtype: str, K: int, V: int) -> None:
-        lengths, H, HV, drawn = CALLS[what]
+    def __init__(self, page: str, what: str | tuple, dtype: str, K: int, V: int) -> None:
+        lengths, H, HV, drawn = CALLS[what] if isinstance(what, str) else what
         self.page, self.case = page, members.Case(lengths, H, HV, **{"gates": "slow", **drawn})
         x = members.drawn(page, self.case, find(page).trace(), {"C": 64, "K": K, "V": V})
-        self.x = {n: (y.to(getattr(torch, dtype)) if y.ndim == 3 and n not in ("g", "S") else y).cuda() for n, y in x.items()}
+        wide = ("g", "w", "S")  # float32
+        self.x = {n: (y.to(getattr(torch, dtype)) if y.ndim == 3 and n not in wide else y).cuda() for n, y in x.items()}
         self.S = self.x.pop("S")
         self.ends = torch.tensor([0, *lengths], device="cuda").cumsum(0)
 
@@ -77,6 +80,50 @@ def test_short_chunks(page, chunk, K, V):
                              schedule=varied("operand_walk", "sm_90a", stages=3, **fields)))
         given = {n: y[None] if y.ndim > 1 else y for n, y in x.x.items()} | {"cu_seqlens": x.ends, "output_final_state": True}
         x.near(lambda run=run, x=x, given=given: run(**given, initial_state=x.S.clone()))
+
+
+@pytest.mark.parametrize("page, dtype, K, V", [
+    *((page, "bfloat16", K, V) for page in ("kimi_delta_attention", "gated_delta_rule_2", "gla")
+      for K, V in ((128, 128), (64, 128), (128, 64), (64, 64))),
+    ("delta_rule", "bfloat16", 128, 128), ("delta_rule", "float16", 64, 64)])
+def test_walks_in_turn(page, dtype, K, V):
+    """Operands of chunks of 16 computed in the walk's block: walks over all of V and over halves, and parts, in packs with ragged
+    tails and empty sequences, heads with shared keys, equal keys, and gates at their bound."""
+    accept = Contract(inputs=()) if page == "delta_rule" else Contract(inputs=(("g", "floored"),))
+    residuals = {"residuals": "@update"} if page == "kimi_delta_attention" else {}
+    cases = [*((what, {}) for what in CALLS if what != "parts"), ("parts", {"partition": "decay"})]
+    cases += [("walks", {"v_block": 64}), ("parts", {"v_block": 64, "partition": "decay"})] if V == 128 else []
+    for what, fields in cases:
+        x = Walks(page, what, dtype, K, V)
+        if "g" in x.x:
+            x.x["g"] = x.x["g"].clamp(min=-5)
+        run = function(Build("tilelang", 16, algorithm=page, dtype=dtype, head_dim_k=K, head_dim_v=V, arch="sm_90a",
+                             contract=accept, schedule=varied("walk_in_turn", "sm_90a", **residuals, **fields)))
+        given = {n: y[None] if y.ndim > 1 else y for n, y in x.x.items()} | {"cu_seqlens": x.ends, "output_final_state": True}
+        x.near(lambda run=run, x=x, given=given: run(**given, initial_state=x.S.clone()))
+
+
+@pytest.mark.parametrize("form", ["safe", "floored"])
+def test_calls_with_bounded_gates(form):
+    """Many walks of KDA, for which dispatch takes walks in turn. Raw gates, a sigmoid, a pool that is changed in place."""
+    x, gen = Walks("kimi_delta_attention", MANY, "bfloat16", 128, 128), torch.Generator().manual_seed(5)
+    slots, pool = torch.tensor([3, 0, 5, 2]).cuda(), torch.empty((7, *x.S.shape[1:]), device="cuda")
+    said = {"initial_state": pool, "state_indices": slots, "safe_gate": True}
+    if form == "safe":
+        raw, A, bias = (torch.randn(s, generator=gen).cuda() for s in (x.x["g"].shape, x.x["g"].shape[1:2], x.x["g"].shape[1:]))
+        x.x["g"] = -5 * torch.sigmoid(A.exp()[:, None] * (raw + bias))
+        given = {"g": raw, "beta": torch.log(x.x["beta"] / (1 - x.x["beta"]))}
+        said |= {"use_gate_in_kernel": True, "A_log": A, "dt_bias": bias, "lower_bound": -5.0, "use_beta_sigmoid_in_kernel": True}
+    else:
+        given = {"g": x.x["g"]}
+        x.x["g"] = x.x["g"].clamp(min=-5)
+
+    def run():
+        pool.fill_(7.0)
+        pool[slots] = x.S
+        return x.call(given, **said)[0], pool[slots].clone()
+    x.near(run)
+    assert (pool[[1, 4, 6]] == 7).all()
 
 
 @pytest.mark.parametrize("dtype, K, V", [("bfloat16", 128, 128), ("float16", 128, 128), ("bfloat16", 64, 64)])

@@ -88,7 +88,7 @@ def test_tasks_come_from_the_graph():
                         upto="accumulate")
     r = Tasks(p, p.kernels[1], 64)
     of = {o.out or f"{o.kind} {o.attr('tensor')}": task for o, task in r.of.items()}
-    assert set(of.values()) == set(WALK_TASKS) - {"solved", "tokens", "vectors"}
+    assert set(of.values()) == set(WALK_TASKS) - {"load_numbers", "solved", "tokens", "vectors"}
     assert {n for n, x in of.items() if x == "load"} == {"q", "k", "v", "G", "beta"}
     assert [n for n, x in of.items() if x == "store"] == ["store o"]
     assert of["k_kT"] == of["q_kT"] == "rest" and of["q_S"] == "output"
@@ -115,7 +115,7 @@ def test_an_assignment_that_does_not_fit_is_refused_in_words(agents, sizes, mess
 
 
 def test_a_schedule_names_an_assignment_that_is_known():
-    accepted = "walk, operand_walk, solving_walk, fused_gradient, two, three, six"
+    accepted = "walk, operand_walk, solving_walk, fused_gradient, four_in_turn, two, three, six"
     with pytest.raises(ScheduleError, match=f"agents='none'; accepted are {accepted}, or '' for one"):
         Schedule("own", (("o", "S"),), agents="none")
     assert register(WALK) is WALK
@@ -133,9 +133,12 @@ ALL = ("state", "output", "rest", "load", "store")
     ((AgentPlan("a", ALL, 0, 100),), "registers=100; accepted: multiples of 8 from 24 to 240"),
     ((AgentPlan("a", ALL, 0, 200, slots=0),), "slots=0; accepted: whole numbers from 1"),
     ((AgentPlan("a", ALL[1:], 0, 200), AgentPlan("b", ("state",), 2, 24)), "warps=2 for the tasks state; accepted .*: 0, 4, 8"),
-    ((AgentPlan("a", (*ALL, "all"), 0, 200),), "got the tasks .*all; accepted: each of load, gates, rest"),
+    ((AgentPlan("a", (*ALL, "all"), 0, 200),), "got the tasks .*all; accepted: each of load, load_numbers, gates, rest"),
     ((AgentPlan("a", ("state",), 0, 200),), "and state and output"),
     ((AgentPlan("a", ALL, 0, 200), AgentPlan("b", ("vectors",), 2, 24)), "agent b: warps=2 for the task vectors; accepted: 1"),
+    ((AgentPlan("a", ALL, 4, 200, in_turns=True),), "in_turns=True with warps=4 for the tasks state, output.*without state"),
+    ((AgentPlan("a", ALL[:2], 0, 200), AgentPlan("b", ("rest",), 0, 80, in_turns=True)), "in_turns=True with warps=0.*4, 8"),
+    ((AgentPlan("a", ALL[:2], 0, 200), AgentPlan("b", ("rest",), 4, 80, in_turns=1)), "in_turns=1 .*accepted: False, or True"),
     ((AgentPlan("b", ("load",), 1, 24), AgentPlan("a", ALL[:3], 0, 200)), "agents of fewer than four warps last"),
     ((AgentPlan("a", ALL[:3], 0, 200), AgentPlan("b", ("load",), 1, 24), AgentPlan("c", ("store",), 1, 32)),
      "with the same registers")])

@@ -78,6 +78,7 @@ BUILDS = [
     ("triton", "", find("gla"), varied("operand_walk", k_piece=16, kernels=(("@gate_sum", "@pair"), ("@output", "@state"))),
      SMALL, ""),
     ("tilelang", "sm_90a", GDN, varied("walk", "sm_90a", partition="decay", value_heads=2), LARGE, ""),
+    ("tilelang", "sm_90a", find("kimi_delta_attention"), varied("walk_in_turn", "sm_90a"), {**LARGE, "C": 16}, "g=floored"),
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", partition="decay"), LARGE, FULL),
     ("tilelang", "sm_90a", GDN, varied("fused_walk", "sm_90a", persistent=True, by_length=True), LARGE, FULL),
     ("tilelang", "sm_90a", GDN, varied("walk", "sm_90a", persistent=True), LARGE, ""),

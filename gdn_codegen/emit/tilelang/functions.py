@@ -17,6 +17,7 @@ HEADERS = {"layout.cuh": {"expect_swizzled_cuda"}, "inverse.cuh": {"inverted_by_
            "tiles.cuh": {"below_diagonal_cuda", "load_transposed_cuda", "store_tile_cuda", "store_wide_tile_cuda"},
            "wide_tiles.cuh": {"store_wide_tile_cuda"},
            "rows.cuh": {"store_rows_cuda"},
+           "warps.cuh": {"warp_product_cuda", "load_warp_tile_cuda", "store_warp_tile_cuda", "warp_entries"},
            "group_sums.cuh": {"group_row_sums_cuda", "group_column_sums_cuda", "warp_cumsum_cuda"}}
 _LINES = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 8)
 

@@ -8,11 +8,13 @@ from ...ir.core import NO_LINE, Agent, Buffer
 from ...ir.ops import LATE
 from ...ir.types import BYTES, GROUP, Dim, Tensor
 from ..base import EmitError, KernelText, Loop, Op, Rules, Stmt, Text, Writer, in_buffers
-from .kernel import BACKWARDS, KernelWriter
+from .kernel import BACKWARDS
 from .rules import rule as base
 from .tiles import BELOW, Value
+from .turns import TurnsWriter, runs
 
 rule = Rules("tilelang", base=base)
+turn_rule = Rules("tilelang", base=rule)  # of agents whose warps run iterations in turn
 #: Rows of a ragged tail that the threads of a warp access at a time. All 64 rows at once would be code of a thousand instructions
 #: that runs once, and waits for the instruction cache.
 TAIL = 8
@@ -30,13 +32,13 @@ def is_late(s: Stmt) -> TypeGuard[Op]:
     return isinstance(s, Op) and bool(s.attr(LATE))
 
 
-class GroupsWriter(KernelWriter):
+class GroupsWriter(TurnsWriter):
     """Writes one kernel. A buffer in shared memory is a ring. Each iteration of the walk uses its next slot."""
 
     rules = rule
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+        super().__init__(*args)
         self.loop_begin, self.loop_body = "0", tuple[Stmt, ...]()  # the first chunk of the current loop, and its statements
         self.begun: list[str] = []  # fragments of asynchronous products before their drain
         items = next((s for s in self.k.body if isinstance(s, Loop) and s.index == "item"), None)
@@ -45,11 +47,6 @@ class GroupsWriter(KernelWriter):
         self.numbers = {o for o in ops if is_number(o)}  # that all agents compute for each item
         self.of_items = {x for o in ops if o.kind in HANDED_ON for x in (o.buffer, o.attr("channel"))}
         self.taken |= {"tx"} | {x.name for x in self.k.buffers if x.space == "barrier"}
-
-    @property
-    def thread(self) -> str:
-        """The index of a thread in its agent."""
-        return f"tx - {self.agent.first}" if self.agent.first else "tx"
 
     @property
     def iteration(self) -> str:
@@ -83,7 +80,10 @@ class GroupsWriter(KernelWriter):
             return super().stored(o_dims, buffer)
         name = self.name(buffer)
         ring = [self.slot(x)] if x.slots > 1 else []
-        return Value(o_dims, x.dtype, lambda *index: Text(f"{name}[{', '.join([*ring, *(index or ('0',))])}]"), buffer)
+
+        def at(*index: str) -> Text:
+            return Text(f"{name}[{', '.join([*ring, *(self.in_piece(x, index) or ('0',))])}]")
+        return Value(o_dims, x.dtype, at, buffer)
 
     def whole(self, buffer: str) -> str:
         """The storage of a buffer, as an operand. For a ring it is the slot of this iteration."""
@@ -129,7 +129,8 @@ class GroupsWriter(KernelWriter):
             if late:
                 self.w(f"if {self.passed} > {self.loop_begin}:")
             self.w.indent += late
-            super().body(tuple(some))
+            for columns, run in runs(some):
+                self.in_pieces(columns, run)
             self.w.indent -= late
 
     def known(self, o: Op) -> bool:
@@ -151,18 +152,18 @@ class GroupsWriter(KernelWriter):
         if not any(s.agent == self.agent.name for s in lp.ops) or (once and lp.index == "before"):
             return
         if self.k.grid != "parts":
-            self.iterations(f"for {self.passed} in T.serial(T.ceildiv(length, C)):", lp.body, "0", "length")
+            self.iterations(self.passed, "0", "T.ceildiv(length, C)", lp.body, "0", "length")
             return
         begin = self.use("begin")
         first, stop = f"first - {begin}", f"stop - {begin}"
         begins = lp.warm_up or once or not self.warm_up  # in a kernel without warm-ups `begin` is the part's first chunk
-        over = first if lp.index == "before" else stop if begins else f"{first}, {stop}"
-        self.iterations(f"for iteration in T.serial({over}):", lp.body, begin if begins or lp.index == "before" else "first",
+        over = ("0", first) if lp.index == "before" else ("0", stop) if begins else (first, stop)
+        self.iterations("iteration", *over, lp.body, begin if begins or lp.index == "before" else "first",
                         "first" if lp.index == "before" else "stop")
 
-    def iterations(self, head: str, body: tuple[Stmt, ...], begin: str, end: str) -> None:
-        """Print a loop over chunks, and after it the late ops of its last iteration. head: its first line. begin: its first
-        chunk. end: a number that is greater if it has iterations."""
+    def iterations(self, name: str, start: str, stop: str, body: tuple[Stmt, ...], begin: str, end: str) -> None:
+        """Print a loop over chunks, and after it the late ops of its last iteration. name: its variable, from `start` to `stop`.
+        begin: its first chunk. end: a number that is greater if it has iterations."""
         self.loop_begin, self.loop_body = begin, body
         self.w.line = NO_LINE
         first = len(self.w.lines)
@@ -172,7 +173,7 @@ class GroupsWriter(KernelWriter):
         self.in_loop = False
         self.w.indent -= 1
         after, self.w.lines = self.w.lines[first:], self.w.lines[:first]
-        self.w(head)
+        self.head_of_loop(name, start, stop, "iterations_before" if self.items else start)
         self.w.indent += 1
         count = [f"iteration = iterations_before + {self.passed}", "T.assume(iteration >= 0)"] if self.items else []
         of_part = [f"{self.passed} = begin + iteration"] if self.k.grid == "parts" else []
@@ -227,6 +228,7 @@ class GroupsWriter(KernelWriter):
     def branch(self, a: Agent) -> None:
         """Print the branch of one agent's threads."""
         self.agent, self.w.line = a, NO_LINE
+        self.rules = turn_rule if a.turns > 1 else rule
         kept, self.uses = self.uses, {}
         self.env = {o.out: self.stored(o.type.dims, o.buffer) for o in in_buffers(self.k) if o.type}
         self.body(self.k.body)
@@ -248,6 +250,7 @@ class GroupsWriter(KernelWriter):
                     self.w.indent += 1
                 if any(o.kind == "matmul" and o.agent == a.name for o in self.k.ops):
                     self.w("T.fence_proxy_async()")  # or TileLang puts one into each iteration
+                self.turn(a)
                 self.branch(a)
                 self.w.indent -= len(group) > 1 or last
             self.w.indent -= 1
@@ -270,7 +273,7 @@ class GroupsWriter(KernelWriter):
         for x in self.k.buffers:
             self.w(self.allocation(x))
         for x in self.k.buffers:  # only here, since each of these lines adds a fence
-            if x.layout == "swizzled":
+            if x.layout == "swizzled" and BYTES[x.dtype] == 2:
                 self.w(f"t.expect_swizzled({self.name(x.name)})")
         self.overlap()
         self.w.lines += clear

@@ -34,7 +34,7 @@ OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "s
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
        "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "walk", "group",
        "row_end", "clear_begin", "clear_end", "rest", "first_instance", "iteration", "iterations_before", "items_before",
-       "tails_before", "rank", "least_span", EVERY, SUMMED, AT_A_TIME, INSTANCES, UNITS, BELOW}
+       "tails_before", "turn", "lane", "step", "piece", "rank", "least_span", EVERY, SUMMED, AT_A_TIME, INSTANCES, UNITS, BELOW}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this
@@ -52,7 +52,8 @@ class Value:
 
 
 class Tiles(Addresses):
-    """The values of one kernel. order: the device function of loops that assigns elements to threads, for the current op."""
+    """The values of one kernel. order: the device function of loops that assigns elements to threads, for the current op. warps:
+    how many warps run the op, each for another iteration."""
 
     across = "HV", "hv"  # the size of the grid's dim for heads, and the variable with a block's index in it
 
@@ -62,7 +63,7 @@ class Tiles(Addresses):
         self.sizes = {**p.sizes, **k.sizes}
         self.buffers = {x.name: x for x in k.buffers}
         self.env: dict[str, Value] = {}
-        self.order = "parallel"
+        self.order, self.warps = "parallel", 1
         if k.batch.way == "key_head":
             self.across = f"T.truncdiv(HV, {k.batch.heads})", "group"
         self.taken = OWN | set(p.sizes) | {f"B{d}" for d in p.sizes} | set(self.params.values()) | {f"P{d}" for d, _ in p.extents}
@@ -96,7 +97,8 @@ class Tiles(Addresses):
         if not dims:
             return ()
         index = ("i", "j")[: len(dims)]
-        self.line(f"for {', '.join(index)} in t.{self.order}({', '.join(self.dim(d) for d in dims)}):")
+        warps = [f"warps={self.warps}"] if self.order == "as_warp_sums" else []
+        self.line(f"for {', '.join(index)} in t.{self.order}({', '.join([*map(self.dim, dims), *warps])}):")
         self.w.indent += 1
         return index
 
@@ -114,7 +116,8 @@ class Tiles(Addresses):
         """Set the value head for addresses, and the order of loops, for the op `o`."""
         if self.k.batch.way == "key_head":
             self.hv = f"hv + {o.attr('head')}" if o.attr("head") else "hv"
-        self.order = "as_sums" if o.attr(ORDER) == "sums" else "parallel"
+        self.order = {"sums": "as_sums", "warp_sums": "as_warp_sums"}.get(o.attr(ORDER), "parallel")
+        self.warps = next((a.turns for a in self.k.agents if a.name == o.agent), 1)
 
     def line(self, text: str) -> None:
         """Print a line, wrapped to WIDTH characters."""

@@ -38,7 +38,8 @@ def block_agents(plan: Assignment, tasks: Tasks, d: Groups, used: Collection[str
     out: list[Agent] = []
     for a in (a for a in plan.agents if a.name in used):
         threads = WARP * (a.warps or WARPS_OF_GROUP * (rows // d.rows))
-        out.append(Agent(a.name, sum(x.threads for x in out), threads, a.registers, a.slots))
+        out.append(Agent(a.name, sum(x.threads for x in out), threads, a.registers, a.slots,
+                         a.warps if a.in_turns else 1))
     threads = sum(a.threads for a in out)
     registers = sum(GROUP * max((a.registers for a in out if a.first < n + GROUP and n < a.first + a.threads), default=0)
                     for n in range(0, threads, GROUP))  # all warps of a warp group have the same number of registers

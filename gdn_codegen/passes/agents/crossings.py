@@ -12,13 +12,17 @@ from typing import Any
 from ...devices import Groups
 from ...ir.body import Body
 from ...ir.core import NO_LINE, Kernel, Op, Program
+from ...ir.ops import OPS
+from ...ir.types import BYTES
 from ...schedule.schedule import Schedule, ScheduleError
-from ..storage.walk_limits import SUMS
+from ..storage.summed import SUMS
 from .block_agents import assignment
 from .tasks import INVERSE, Tasks, is_transposed
 
 #: The rows of a tile that a warp holds.
 ROWS_OF_WARP = 16
+#: Ops whose results are in shared memory.
+IN_SHARED = ("load", "diagonal", *SUMS)
 
 
 class Crossings:
@@ -37,7 +41,12 @@ class Crossings:
             self.agent[o] = self.agent.get(made, self.plan.agent_of["state"]) if made else self.plan.agent_of["state"]
         self.state_agent = self.plan.agent_of["state"]
         self.numbers = {o.out for o in k.ops if o.type is not None and o.type.rank == 0}  # numbers, which all agents have
+        self.in_turns = {a.name for a in self.plan.agents if a.in_turns}
         self.there = self._there()
+        self.summed = set[str]()  # what running sums read, perhaps through expressions
+        for o in reversed(self.tasks.inside):
+            if o.kind == "cumsum" or (o.out in self.summed and (OPS[o.kind].elementwise or o.kind == "valid")):
+                self.summed |= set(o.args)
 
     def error(self, text: str) -> ScheduleError:
         """The error that says where the kernel is."""
@@ -54,7 +63,7 @@ class Crossings:
 
     def operands(self, o: Op, agent: str, b: Body) -> tuple[list[str], dict[str, Any]]:
         """What `agent` reads for the operands of `o`, and the attributes of `o` for them."""
-        attrs = {**dict(o.attrs), "transposed": None} if self.tasks.of[o] == "load" else dict(o.attrs)
+        attrs = {**dict(o.attrs), "transposed": None} if o.kind == "load" else dict(o.attrs)
         product, args = o.kind == "matmul", list[str]()
         as_they_lie = product and self.plan.refined
         for n, a in enumerate(o.args):
@@ -63,7 +72,8 @@ class Crossings:
                 attrs[side] = not attrs.get(side)
                 args.append(a)
             else:
-                shared = (product and (n == 1 or (n == 0 and a in self.there))) or (o.kind == INVERSE and n == 0)
+                from_shared = n == 1 or (n == 0 and a in self.there)
+                shared = (product and from_shared and agent not in self.in_turns) or (o.kind == INVERSE and n == 0)
                 args.append(self.read(a, agent, b, shared=shared))
         return args, attrs
 
@@ -94,7 +104,7 @@ class Crossings:
                 raise self.error(f"{agent} reads {a}, which is carried or computed before the loop; "
                                  f"only {self.state_agent} has it")
             return a
-        there = o in self.agent and (self.tasks.of[o] in ("load", "inverse") or o.kind in SUMS)  # in shared memory already
+        there = o in self.agent and (o.kind in IN_SHARED or self.tasks.of[o] == "inverse")  # in shared memory already
         shared = shared and o in self.agent and self.agent[o] == agent and not there
         key = (a, agent, "shared" if shared else view)
         if key in self.names:
@@ -109,10 +119,17 @@ class Crossings:
                 out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_{space}", maker, space, b)
             if is_transposed(o):
                 out = self.move(a, f"{a}_T", agent, self.device.tile, b, "transpose")
-            elif view and maker != agent and (agent == self.state_agent or not self.plan.refined):
+            elif agent in self.in_turns and o.kind == "load" and self.narrow(a) and a not in self.summed:
+                out = self.move(a, f"{a}_tile", agent, self.device.tile, b)
+            elif view and maker != agent and agent not in self.in_turns and (agent == self.state_agent or not self.plan.refined):
                 out = self.move(out, f"{a}_{view}", agent, self.device.tile, b)
         self.names[key] = out
         return out
+
+    def narrow(self, a: str) -> bool:
+        """Whether `a` is a tile of 16 bits."""
+        t = self.defs[a].type
+        return t is not None and t.rank == 2 and BYTES[t.dtype] == 2
 
     def move(self, a: str, name: str, agent: str, space: str, b: Body, kind: str = "move") -> str:
         """Append a move or a transpose of `a` to `space`, by `agent`."""

@@ -3,8 +3,7 @@
 - "state" or "output" is the task of an op that reads a carried value, or a value that depends on one. It is "state" if the op
   leads to a next carried value, or reads the present one directly. Casts and stores of such values have the task "state" too,
   because tiles cross between agents in 16 bit.
-- A tile that has as many rows as the carried value, and more than one warp group holds, is computed with the state. So are
-  values that are computed from it.
+- A tile with as many rows as the carried value, and more than one warp group holds, is computed with the state, as its readers.
 - A product onto which another product accumulates has that product's task, if this is "state" or "output".
 - Stores of outputs, and of values whose task is neither "state" nor "output", have the task "store".
 - A float32 tile that does not depend on the state is computed by the state's agents if they read it. So are its other readers.
@@ -14,7 +13,7 @@ from __future__ import annotations
 from ...ir.core import Kernel, Loop, Op, Program, loops, walk
 from ...ir.ops import OPS
 from ..storage.stored_values import is_view
-from ..storage.walk_limits import SUMS
+from ..storage.summed import is_sum
 
 INVERSE = "diag_inverse"
 STATES = ("state", "output")
@@ -93,7 +92,8 @@ class Tasks:
                 continue
             onto = out.get(sums[o.out], "") if o.kind == "matmul" and o.out in sums else ""
             if o.kind == "load":
-                out[o] = "load"
+                t = self.p.tensor(o.attr("tensor"))
+                out[o] = "load_numbers" if t.index == "token" and len(t.dims) == 1 else "load"
             elif o.kind == "store" and (self.p.tensor(o.attr("tensor")).index == "token" or o.args[0] in inverses):
                 out[o] = "store"
             elif set(o.args) & depends or self.tall(o):
@@ -111,7 +111,7 @@ class Tasks:
         out, summed = dict(tasks), set[str]()  # summed: what depends on a sum of a tile
         for o in (o for o in self.inside if o.out and o.kind != "load"):
             made = self.defs.get(o.args[0]) if o.args else None
-            of_tile = o.kind in SUMS and made is not None and made.type is not None and made.type.rank == 2
+            of_tile = is_sum(o) and made is not None and made.type is not None and made.type.rank == 2
             if of_tile or summed & set(o.args):
                 summed.add(o.out)
             if o not in tasks or o.type is None:

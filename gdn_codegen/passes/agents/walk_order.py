@@ -5,11 +5,11 @@ to the next carried value come first, because the next iteration waits for them.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ...ir.core import Op
 from ...schedule.agents import PART_OF, WALK_TASKS
-from ..storage.walk_limits import SUMS
+from ..storage.summed import is_sum
 from .order import needs_in_place, topological
 from .tasks import INVERSE, Tasks, leads
 
@@ -60,11 +60,11 @@ def asynchronous_products(ops: list[Op], task: Callable[[Op], str]) -> list[Op]:
     return rest
 
 
-def loads_by_need(ops: list[Op], state_agent: str) -> list[Op]:
+def loads_by_need(ops: list[Op], state_agent: str, in_turn: Collection[str] = ()) -> list[Op]:
     """`ops` with all loads first, in the order in which agents read them. Loads with the same readers are neighbours.
 
     Loads on which an inverse depends come first. Then come the loads that `state_agent` reads, the agent that computes the next
-    carried value.
+    carried value. But what it frees comes last where agents compute iterations in turn (`in_turn`): these run ahead of it.
     """
     place: dict[str, int] = {}
     first: dict[str, dict[str, int]] = {}
@@ -76,16 +76,17 @@ def loads_by_need(ops: list[Op], state_agent: str) -> list[Op]:
     readers = {o: tuple(sorted(first[o.out])) for o in loads}
     to_inverse = leads(ops, INVERSE)
 
-    if any(o.kind in SUMS for o in ops):  # agents of different pace read them: what is free first is loaded first
+    if any(map(is_sum, ops)):  # agents of different pace read them: what is free first is loaded first
         last = {a: n for n, o in enumerate(ops) for a in o.args}
         return [*sorted(loads, key=lambda o: (o.type is not None and o.type.rank == 2, last.get(o.out, 0))),
                 *(o for o in ops if o.kind != "load")]
 
-    def need(o: Op) -> tuple[bool, bool, int, tuple[str, ...], int]:
+    def need(o: Op) -> tuple[bool, bool, bool, int, tuple[str, ...], int]:
         """The sort key of a load."""
         agent = state_agent if state_agent in readers[o] else readers[o][0]
         group = min(first[x.out][agent] for x in loads if readers[x] == readers[o])
-        return o.out not in to_inverse, agent != state_agent, group, readers[o], first[o.out][agent]
+        freed_late = bool(in_turn) and agent == state_agent
+        return freed_late, o.out not in to_inverse, agent != state_agent, group, readers[o], first[o.out][agent]
     return [*sorted(loads, key=need), *(o for o in ops if o.kind != "load")]
 
 
@@ -102,8 +103,9 @@ def merged(ops: list[Op], agents: Iterable[str]) -> list[Op]:
     return topological(ops, lambda o: {made[a] for a in o.args if a in made} | ({before[o]} if o in before else set()))
 
 
-def in_order(ops: list[Op], tasks: Mapping[str, str], state_agent: str, agents: Iterable[str]) -> list[Op]:
-    """The ops of a walk, each with its agent, in the order in which the agents run them. tasks: of values. Raises Cycle if
-    there is none."""
+def in_order(ops: list[Op], tasks: Mapping[str, str], state_agent: str, agents: Iterable[str], in_turn: Collection[str] = ()
+             ) -> list[Op]:
+    """The ops of a walk, each with its agent, in the order in which the agents run them. tasks: of values. in_turn: agents
+    whose warps run iterations in turn. Raises Cycle if there is none."""
     ops = asynchronous_products(ops, lambda o: tasks.get(o.out, ""))
-    return merged(loads_by_need(ops, state_agent), agents)
+    return merged(loads_by_need(ops, state_agent, in_turn), agents)

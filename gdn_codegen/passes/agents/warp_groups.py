@@ -20,9 +20,11 @@ from ...schedule.schedule import Schedule
 from ..algebra.masks import masks
 from ..common import dead_code, walks
 from ..stage import takes
-from ..storage.walk_limits import SUMS
+from ..storage.summed import SUMS, is_sum
+from ..storage.turn_limits import OF_TURNS
 from .behind_products import behind_products
 from .block_agents import block_agents
+from .by_columns import by_columns
 from .crossings import Crossings
 from .few_registers import few_registers
 from .order import Cycle
@@ -74,7 +76,7 @@ class _Assign(Crossings):
         tasks: Mapping[str, str] = {o.out: r for o, r in self.tasks.of.items() if o.out}
         if "tokens" in tasks.values():
             ops = few_registers(ops, s, self.tasks.sizes)
-        ops = in_order(ops, tasks, self.state_agent, [a.name for a in self.plan.agents])
+        ops = in_order(by_columns(ops, self.in_turns), tasks, self.state_agent, [a.name for a in self.plan.agents], self.in_turns)
         # These products were timed in neither: walks back, and walks with a task `tokens`, whose order is that of few_registers.
         untimed = s.step < 0 or "tokens" in tasks.values()
         return tuple(ops if untimed else behind_products(ops, self.state_agent))
@@ -83,19 +85,25 @@ class _Assign(Crossings):
         """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot
         run."""
         agent, task = self.agent[o], self.tasks.of[o]
-        known = ("load", "store", "matmul", INVERSE, *(SUMS if self.plan.refined else ()))
+        sums = SUMS if self.plan.refined else ()
+        known = ("load", "store", "matmul", INVERSE, *sums, *(OF_TURNS if agent in self.in_turns else ()))
         if o.kind not in known and not OPS[o.kind].elementwise and not OPS[o.kind].entry:
             raise self.error(f"{o.kind} ({o.out}, {o.line}) has no rule for warp groups; "
                              "let an earlier kernel compute it")
         if task == "store":
             self.store(o, agent, b)
             return
-        if o.kind in SUMS:
+        if is_sum(o) and agent in self.in_turns:
+            raise self.error(f"{o.kind} ({o.out}, {o.line}) has no rule for {agent}, whose warps run iterations in turn; let an "
+                             "earlier kernel compute it")
+        if is_sum(o):
             self.sum(o, agent, b)
             return
         args, attrs = self.operands(o, agent, b)
         b.op(o.kind, *args, name=o.out, line=o.line, agent=agent, **attrs)
         solvers = {self.agent[x] for x in self.tasks.inside if x.kind == INVERSE and o.out in x.args}
+        if agent in self.in_turns and o.kind != "load":  # few tiles are in registers at once
+            solvers |= {self.agent[x] for x in self.tasks.inside if o.out in x.args and x in self.agent}
         for x in solvers - {agent}:  # the move comes directly after the op, because an inverse takes long
             self.read(o.out, x, b)
 
@@ -103,7 +111,7 @@ class _Assign(Crossings):
         """Store a value: its agent moves it to shared memory, where an inverse is already, and `agent` copies it from there."""
         (a,) = o.args
         made = self.defs.get(a)
-        if made is None or made not in self.agent or self.tasks.of[made] == "load":
+        if made is None or made not in self.agent or made.kind == "load":
             what = "a plain copy of a loaded value" if made in self.agent else "a value that no op of the loop computes"
             raise self.error(f"{o.attr('tensor')} is {what}; warp groups cannot store those; let an earlier kernel store it")
         if self.agent[made] == agent or made.kind == INVERSE:

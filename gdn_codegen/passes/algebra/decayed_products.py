@@ -62,7 +62,7 @@ def decayed_products(p: Program, dtype: str, joint: bool) -> Program:
                 if all(x.kind not in (*DECAYED, "matmul") for x in needed):  # so that one product may serve two of the group
                     done |= {b.copy(x) for x in needed}
             group = [x for x in alike if set(x.args) <= set(b.types)]
-            block = _block(group, ops, p.sizes["C"], LIMITS[dtype])
+            block = block_rows(group, ops, p.sizes["C"], LIMITS[dtype])
             sizes = [1 << n for n in reversed(range(p.sizes["C"].bit_length() - 1)) if 1 << n >= block]
             levels = JointLevels(b, partners(group, ops) if joint and len(sizes) >= LEAST else [], sizes)
             if o.kind == "decayed_product":
@@ -90,9 +90,9 @@ def _strict(ops: list[Op]) -> set[str]:
     return out
 
 
-def _block(group: list[Op], ops: list[Op], chunk: int, limit: float) -> int:
+def block_rows(group: list[Op], ops: list[Op], chunk: int, limit: float) -> int:
     """The rows of the diagonal blocks that one product computes: a power of two. 1 if there are none, as gates have no bound, or
-    none of more than one level. limit: the largest exponent."""
+    none of more than one level. group: decayed products by the same sums. limit: the largest exponent."""
     total = group[0].args[2]
     defs, least, size = {o.out: o for o in ops}, steps(ops).get(total, ANY)[0], 1
     if not all(x in defs and _is_before(defs[x], defs[total]) for o in group for x in o.args[3:]):

@@ -2,8 +2,8 @@
 
 - The code that inverts a whole tile, and the code that moves tiles between registers and shared memory, address shared tiles
   directly: rows of 128 bytes, swizzled. Such a buffer has the layout "swizzled".
-- Where threads move tiles, their registers are in the order of a product's sum, and so are loops over such tiles ("sums").
-- Threads that have a tile of a chunk in that order store it by rows, 16 bytes each: the store has the order "rows".
+- So is a tile of running sums that warps compute in turn, whose rows would begin in one bank.
+- Ops of warp groups have orders of entries (`orders`).
 - A cast of a tile to another buffer is a copy (order "copy"), unless its order is "sums".
 - A fragment has the layout "rows" if its rows are summed and their length is no power of two: TileLang infers none for it.
 - In a kernel over chunks, a tile of running sums in float32, of which ops read a row and a middle one, has TILE_PAD unused
@@ -16,12 +16,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Device
-from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, types, walk
+from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, walk
 from ...ir.ops import OF_ROWS, OPS, ORDER
-from ...ir.types import BYTES, GROUP, Dim
+from ...ir.types import BYTES, Dim
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
-from .by_rows import ROWS, held, stored_by_rows
+from .by_rows import ROWS
+from .orders import ordered
 from .ring_bytes import slot_pad
 from .stored_values import over
 
@@ -52,18 +53,26 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
     home = {o.out: o.buffer for o in k.ops}
     fixed = {b for o in k.ops if over(o, device) for b in (o.buffer, home[o.args[0]])}
     crossing = _crossing(k, home, device) if k.agents else set()
+    of_turns = _of_turns(k, device)
     summed = {home.get(o.args[0], "") for o in k.ops if o.kind in OF_ROWS}
     shape = {b.name: b.shape for b in k.buffers}
 
     def layout(name: str, space: str) -> str:
-        if name in fixed | crossing:
+        if name in fixed | crossing | of_turns:
             return "swizzled"
         return "rows" if name in summed and space == device.tile and shape[name][1] & (shape[name][1] - 1) else ""
 
     padded = _padded(k, home, device)
     pad = {b.name: slot_pad(b) for b in k.buffers if k.agents} | dict.fromkeys(padded, TILE_PAD)
     buffers = tuple(replace(b, layout=layout(b.name, b.space), pad=pad.get(b.name, 0)) for b in k.buffers)
-    return replace(k, buffers=buffers, body=_copied(_ordered(p, k, device) if crossing else k.body))
+    return replace(k, buffers=buffers, body=_copied(ordered(p, k, device) if crossing else k.body))
+
+
+def _of_turns(k: Kernel, device: Device) -> set[str]:
+    """The tiles of running sums in shared memory that warps compute in turn. Their rows would begin in one bank."""
+    turns = {a.name for a in k.agents if a.turns > 1}
+    shared = {b.name for b in k.buffers if b.space == device.operand and len(b.shape) == 2}
+    return {o.buffer for o in k.ops if o.kind == "cumsum" and o.agent in turns} & shared
 
 
 def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
@@ -108,7 +117,7 @@ def _of_tokens(k: Kernel, device: Device) -> Kernel:
 
 def _crossing(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
     """The tiles in shared memory that threads copy to or from fragments."""
-    tiles = {b.name for b in k.buffers if b.space == device.operand and len(b.shape) == 2}
+    tiles = {b.name for b in k.buffers if b.space == device.operand and len(b.shape) == 2 and not b.shape[1] % ROWS}
     return {b for o in k.ops if o.kind in ("move", "transpose") for b in (o.buffer, home.get(o.args[0])) if b in tiles}
 
 
@@ -120,31 +129,3 @@ def _copied(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         return o.kind == "cast" and bool(o.buffer) and o.args[0] in stored and o.type is not None and o.type.rank == 2
 
     return map_ops(body, lambda o: [o.with_attrs(**{ORDER: o.attr(ORDER, "copy")}) if copies(o) else o])
-
-
-def _ordered(p: Program, k: Kernel, device: Device) -> tuple[Stmt, ...]:
-    """The body with order "sums" on loops over tiles with as many rows as the warp groups of their agent hold, and "rows" on
-    stores of such tiles from fragments."""
-    sizes, type_of = {**p.sizes, **k.sizes}, types(k.body)
-    spaces = {b.name: b.space for b in k.buffers}
-    shared = {o.out for o in k.ops if spaces.get(o.buffer) == device.operand}
-    moved = {o.args[0] for o in k.ops if o.kind in ("move", "transpose") and o.out in shared}
-    rows = {a.name: a.threads // GROUP * ROWS for a in k.agents}
-    cast = {o.out: o for o in k.ops if o.buffer and o.kind == "cast"}
-    by_rows = {o for o in k.ops if stored_by_rows(p, o) and o.args[0] in cast and cast[o.args[0]].agent == o.agent
-               and held(type_of[o.args[0]].shape(sizes), rows.get(o.agent, 0), o)}
-    as_sums = {a for o in k.ops if o.kind in ("row_sum", "column_sum") or o in by_rows for a in o.args}
-    # TileLang chooses the registers of a tile that is made of shared memory alone.
-    as_sums |= {o.out for o in k.ops if o.out in moved and shared.issuperset(o.args)}
-
-    def each(o: Op) -> Op:
-        if o in by_rows:
-            return o.with_attrs(**{ORDER: "rows"})
-        t = type_of[o.args[0]] if o.kind == "store" else o.type if o.buffer else None
-        if t is None or o.agent not in rows:
-            return o
-        tile = t.shape(sizes)
-        columns = tile[1:] == (ROWS,) or t.dims[1:] == ("C",) or (o.out in as_sums and not tile[1] % ROWS)
-        return o.with_attrs(**{ORDER: "sums"}) if columns and tile[0] == rows[o.agent] else o
-
-    return map_ops(k.body, lambda o: [each(o)])

@@ -2,11 +2,9 @@
 does so for other kernels.
 
 Loaded values, and values that cross between agents, are in shared memory, in a ring. Each iteration of the walk uses the next
-slot. Where rings do not fit, a loaded value that leads to no next carried value has one slot. It is read last, so that it is
-loaded while the iteration computes the carried value. These values are in fragments: accumulators, computed first operands,
-tiles that are transposed or have several readers, values that a move copies to shared memory, and vectors under a column or row.
-All other values are expressions inside their readers: vectors and numbers that the loop computes, and elementwise ops with one
-reader.
+slot (`ring_slots`). These values are in fragments: accumulators, computed first operands, tiles that are transposed or have
+several readers, values that a move copies to shared memory, and vectors under a column or row. All other values are expressions
+inside their readers: vectors and numbers that the loop computes, and elementwise ops with one reader.
 """
 from __future__ import annotations
 
@@ -14,16 +12,18 @@ from dataclasses import replace
 
 from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, types, uses, walk
+from ...ir.ops import BY_COLUMNS
 from ...schedule.schedule import Schedule
 from ..stage import takes
 from ..uses import readers
 from .buffer_names import named
 from .by_rows import stored_by_rows
 from .place import with_buffers
-from .ring_bytes import shared_bytes
+from .ring_slots import with_room
 from .stored_values import is_view, over
-from .used_up import used_up
-from .walk_limits import SUMS, check_limits, moves
+from .summed import is_sum
+from .used_up import summed_in_place, used_up
+from .walk_limits import check_limits, moves
 
 
 @takes("assigned")
@@ -43,7 +43,7 @@ class _Kernel:
         self.defs = {o.out: o for o in k.ops if o.out}
         self.inside = list(walk(self.loop.body))
         self.agents = {a.name: a for a in k.agents}
-        self.sums = any(o.kind in SUMS for o in self.inside)
+        self.sums = any(map(is_sum, self.inside))
 
     def run(self) -> Kernel:
         """The kernel with a ring for each value that crosses between agents or is loaded, and with fragments for others."""
@@ -65,7 +65,9 @@ class _Kernel:
                 continue
             if over(o, self.device):
                 owner[o.out] = owner[o.args[0]]
-            elif o.kind == "load" or moves(o, self.device) or o.kind in SUMS:
+            elif summed := summed_in_place(o, self.defs, self.count, self.type):
+                owner[o.out] = owner[summed]
+            elif o.kind in ("load", "diag_inverse", "diagonal") or moves(o, self.device) or is_sum(o) or o.kind == "cumsum":
                 buffers[o.out] = replace(self.buffer(o.out, o.out, self.device.operand), slots=self.slots(o))
                 owner[o.out] = o.out
             elif o.kind == "matmul" and len(o.args) == 3 and o.args[2] in owner and self.accumulates_in_place(o):
@@ -77,40 +79,24 @@ class _Kernel:
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
                 owner[o.out] = o.out
         out = replace(self.k, body=with_buffers(self.k.body, owner), buffers=tuple(buffers.values()))
-        if shared_bytes(out, self.device) > self.device.spaces[self.device.operand]:
-            out = self.narrowed(out)
-        elif self.sums:
-            out = self.widened(out)
-        out = named(out)
+        out = named(with_room(out, self.loop, self.sums, self.device))
         check_limits(self.p, out, self.device)
         return out
-
-    def narrowed(self, k: Kernel) -> Kernel:
-        """`k` with one slot in each ring of a load that leads to no next carried value."""
-        first = {c.next for c in self.loop.carried}
-        for o in reversed(self.inside):
-            first |= set(o.args) if o.out in first else set()
-        last = {o.buffer for o in k.ops if o.kind == "load" and o.out not in first}
-        return replace(k, buffers=tuple(replace(b, slots=1) if b.name in last else b for b in k.buffers))
-
-    def widened(self, k: Kernel) -> Kernel:
-        """`k` with a further slot in rings of loads, as far as there is room: first in those that are read last, because the next
-        iteration waits for them."""
-        last = {a: n for n, o in enumerate(self.inside) for a in o.args}
-        for o in sorted((o for o in self.inside if o.kind == "load"), key=lambda o: -last.get(o.out, 0)):
-            wider = replace(k, buffers=tuple(replace(b, slots=b.slots + 1) if b.name == o.out else b for b in k.buffers))
-            k = wider if shared_bytes(wider, self.device) <= self.device.spaces[self.device.operand] else k
-        return k
 
     def slots(self, o: Op) -> int:
         """The slots of the ring that `o`, a load, move or sum, fills. Vectors take little room, so that agents that pass sums on
         need not wait for each other."""
+        turns = self.agents[o.agent].turns
+        if turns > 1 and all(r.agent == o.agent for r, _ in self.all_readers(o.out)):  # a warp uses its own slot again
+            return turns
         least = 2 if self.sums and self.type[o.out].rank < 2 else 1
         return max(least, self.s.stages if o.kind == "load" else self.agents[o.agent].slots)
 
     def buffer(self, name: str, value: str, space: str) -> Buffer:
         """A buffer for `value`."""
-        t = self.type[value]
+        t, made = self.type[value], self.defs.get(value)
+        if made is not None and made.attr(BY_COLUMNS) and made.kind != "matmul" and space != self.device.operand:
+            t = replace(t, dims=(*t.dims[:-1], made.attr(BY_COLUMNS)))
         return Buffer(name, space, t.shape(self.sizes) or (1,), t.dtype, dims=t.dims)
 
     def accumulates_in_place(self, o: Op) -> bool:
@@ -131,14 +117,27 @@ class _Kernel:
 
         return made is not None and made.out not in kept and all(done(r) for r, _ in self.readers[made.out])
 
+    def all_readers(self, name: str) -> list[tuple[Op, int]]:
+        """The ops with storage that read `name`. Readers that are expressions are replaced by their own readers."""
+        out = []
+        for r, n in self.readers.get(name, []):
+            last = r.out not in self.readers or self.stored(r) or r.kind in ("load", "diag_inverse", "diagonal")
+            out += [(r, n)] if last else self.all_readers(r.out)
+        return out
+
     def stored(self, o: Op) -> bool:
         """Whether the value of `o` has a fragment."""
         if not o.out or is_view(o):
             return False
         if o.kind in ("matmul", "move", "transpose"):
             return True
-        operand = any((r.kind == "matmul" and n < 2) or r.kind in SUMS for r, n in self.readers[o.out])
+        operand = any((r.kind == "matmul" and n < 2) or is_sum(r) for r, n in self.readers[o.out])
         copied = any(moves(r, self.device) or stored_by_rows(self.p, r) for r, _ in self.readers[o.out])
-        loaded = o.kind == "cast" and o.args[0] in self.defs and self.defs[o.args[0]].kind == "load"  # each reader casts it
+        loaded = o.kind == "cast" and o.args[0] in self.defs and self.is_loaded(self.defs[o.args[0]])  # each reader casts it
         again = self.count[o.out] != 1 and not loaded
         return self.type[o.out].rank == 2 and 1 not in self.type[o.out].dims and (operand or copied or again)
+
+    def is_loaded(self, o: Op) -> bool:
+        """Whether `o` loads a tile, or moves a loaded one to the registers of a warp."""
+        moved = o.kind == "move" and o.args[0] in self.defs and self.agents[o.agent].turns > 1
+        return o.kind == "load" or (moved and self.is_loaded(self.defs[o.args[0]]))

@@ -1,4 +1,5 @@
-"""used_up: finds registers for a product that adds onto an expression. `rings` uses it.
+"""used_up: finds storage for values that may overwrite another one: registers for a product that adds onto an expression, and a
+loaded tile for its running sums. `rings` uses it.
 
 Example: in `s = matmul(a, b, mul(decay, d))`, where nothing reads d later, s takes the registers of d.
 """
@@ -30,4 +31,15 @@ def used_up(product: Op, ops: list[Op], owner: Mapping[str, str], stored: Callab
         if mine and last(a) <= order[product]:
             return a
         todo += x.args if x is not None and a not in owner else ()
+    return ""
+
+
+def summed_in_place(o: Op, defs: Mapping[str, Op], count: Mapping[str, int], type_of: Mapping[str, Tile]) -> str:
+    """The loaded tile that `o`, running sums of a tile, may overwrite, "" if there is none: one of their type that they alone
+    read, perhaps through expressions. count: how often each value is read."""
+    a = o.args[0] if o.kind == "cumsum" and type_of[o.out].rank == 2 else ""
+    while a and count[a] == 1 and a in defs and type_of[a] == type_of[o.out]:
+        if defs[a].kind == "load":
+            return a
+        a = next((x for x in defs[a].args if type_of[x] == type_of[o.out]), "")
     return ""

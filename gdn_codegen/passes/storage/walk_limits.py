@@ -11,11 +11,11 @@ from ...ir.ops import OPS
 from ...ir.types import BYTES, GROUP, WARP
 from ...schedule.schedule import ScheduleError
 from .ring_bytes import bytes_of, loaded, shared_bytes
+from .summed import is_sum
+from .turn_limits import in_turn
 
 #: Strides of tensors that are copied as tiles are multiples of this number of bytes.
 ROW = 16
-#: Ops whose results lie in shared memory, where threads of an agent write them. They read tiles from fragments.
-SUMS = ("row_sum", "column_sum", "cumsum")
 #: Columns of a product, and of tiles that are summed: a multiple of LEAST. Columns of a product: MOST at most.
 LEAST, MOST = 64, 128
 #: The same for tokens of a chunk in walks forward: 16 is the depth of a wgmma of 16 bits (PTX ISA). Walks back with fewer tokens
@@ -51,7 +51,8 @@ class _Limits:
         self.home = {o.out: self.buffers[o.buffer] for o in k.ops if o.buffer}
         (self.loop,) = loops(k.body)
         self.tokens = LEAST_TOKENS if self.loop.step > 0 else LEAST
-        self.sums, self.threads = any(o.kind in SUMS for o in self.loop.ops), {a.name: a.threads for a in k.agents}
+        self.agents = {a.name: a for a in k.agents}
+        self.sums, self.threads = any(map(is_sum, self.loop.ops)), {a.name: a.threads for a in k.agents}
         self.height = {a.name: a.threads // GROUP * device.rows for a in k.agents if a.threads >= GROUP}
 
     def error(self, text: str) -> ScheduleError:
@@ -62,6 +63,8 @@ class _Limits:
         for o in walk(self.loop.body):
             if o.kind in ("load", "store"):
                 self.copied(o)
+            elif self.agents[o.agent].turns > 1:
+                in_turn(o, self.agents[o.agent], self.type, self.home, self.sizes, self.device.operand, self.error)
             elif OPS[o.kind].entry and not (o.args[0] in self.home and self.home[o.args[0]].space == self.device.operand):
                 raise self.error(f"{o.out} is an entry of {o.args[0]}, which is not in shared memory; let an earlier "
                                  f"kernel compute {o.args[0]}")

@@ -7,7 +7,8 @@ the last value are done.
 
 A reader waits before its first read and arrives after its last one. The producer waits before its first write, for the slot's
 readers of `slots` iterations before. A fence comes before the arrival where a product or a store to tokens reads values that
-threads wrote. This includes loads of tokens, because threads fill up the last chunk of a sequence. Barriers of rings that are
+threads wrote. This includes loads of tokens, because threads fill up the last chunk of a sequence. One comes before the arrival
+at "free", too, where threads have written what a copy unit overwrites. Barriers of rings that are
 filled only outside warm-ups count only those iterations. Values that lead to an inverse have separate barriers, because they
 are read ahead of others. An asynchronous product is drained before its result is read. A signal to stores that would end an
 iteration comes in the next one, behind such a product. In a kernel with a loop over items, the
@@ -27,7 +28,6 @@ from itertools import product
 
 from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, map_ops
-from ...ir.ops import OWN_PART
 from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, check_ring
 from ..agents.tasks import INVERSE, leads
@@ -35,7 +35,8 @@ from ..stage import takes
 from .early_tails import early_tails
 from .late_signals import late_place
 from .needed_barriers import needed
-from .ring_accesses import by_threads, by_units, reads
+from .ring_accesses import by_threads, by_units, of_one_warp, own_part, reads, sync, written_over
+from .warp_barriers import around_runs, with_warp_barriers
 
 
 @takes("placed", gives="synchronised")
@@ -85,7 +86,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
     within = {o: lp.index for lp in loops(k.body) for o in lp.body if isinstance(o, Op)}
     ops = list(within)
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
-    read, count = reads(k), {a.name: a.threads for a in k.agents}
+    read, count = reads(k), {a.name: a.of_iteration for a in k.agents}
     groups: dict[tuple[object, ...], list[Op]] = {}
     final = {o.buffer: o for o in ops if o.buffer in slots}  # buffer -> the op that writes it last in an iteration
     given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # buffer -> the op that writes it first
@@ -93,9 +94,10 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
     before: dict[Op, list[Op]] = {}
     after: dict[Op, list[Op]] = {}
     order = {o: n for n, o in enumerate(ops)}
+    private = of_one_warp(k, ops, read)
     drained: dict[Op, Op] = {}  # asynchronous product -> the op before which it is drained
     for o in ops:
-        if o.buffer in slots:
+        if o.buffer in slots and o.buffer not in private:
             readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
             first = o is given[o.buffer]
             key = (within[o], o.agent, readers, last if first else (), slots[o.buffer], o.out in to_inverse,
@@ -103,11 +105,11 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
             groups.setdefault(key, []).append(o)
         if o.attr("asynchronous"):
             drained[o] = next(r for r in ops if o.out in read(r))
-            before.setdefault(drained[o], []).append(_sync("drain", o.agent, **_own([o])))
+            before.setdefault(drained[o], []).append(sync("drain", o.agent, **own_part([o])))
     copied: dict[Op, dict[str, str]] = {}  # load -> the barriers on which its copy arrives
     barriers = []
     for writes in groups.values():
-        producer, n, own = writes[0].agent, slots[writes[0].buffer], _own(writes)
+        producer, n, own = writes[0].agent, slots[writes[0].buffer], own_part(writes)
         ready, free = f"{writes[0].out}_ready", f"{writes[0].buffer}_free"
         barriers.append(Buffer(ready, BARRIER, (count[producer],), "uint64", slots=n, own=bool(own)))
         for o in writes:
@@ -119,31 +121,24 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
         users = [r for r in ops if read(r) & {o.out for o in writes}]
         done = [r for r in ops if read(r) & {final[o.buffer].out for o in writes}]
         if writes[0] is given[writes[0].buffer]:
-            before.setdefault(writes[0], []).append(_sync("wait", producer, channel=free, back=n, **own))
+            before.setdefault(writes[0], []).append(sync("wait", producer, channel=free, back=n, **own))
             done.sort(key=lambda r: order[drained.get(r, r)])
             ends = {r.agent: r for r in done}
             barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in ends),), "uint64", slots=n, own=bool(own)))
             for c, r in ends.items():
                 place, at = (before, drained[r]) if r in drained else (after, r)
-                place.setdefault(at, []).append(_sync("signal", c, channel=free, **own))
+                fence = [sync("fence", c, **own)] if any(written_over(o, c, ops) for o in writes) else []
+                place.setdefault(at, []).extend([*fence, sync("signal", c, channel=free, **own)])
         fenced = {o.out for o in writes if by_threads(p, o)}
         at, when = late_place(ops, writes[-1], users, n) if late else (writes[-1], {})
         if any(by_units(p, r) and read(r) & fenced for r in users):
-            after.setdefault(at, []).append(_sync("fence", producer, **own, **when))
-        after.setdefault(at, []).append(_sync("signal", producer, channel=ready, **own, **when))
+            after.setdefault(at, []).append(sync("fence", producer, **own, **when))
+        after.setdefault(at, []).append(sync("signal", producer, channel=ready, **own, **when))
         for c, r in {r.agent: r for r in reversed(users)}.items():
-            before.setdefault(r, []).append(_sync("wait", c, channel=ready, **own))
+            before.setdefault(r, []).append(sync("wait", c, channel=ready, **own))
+    before, after = around_runs(ops, before, after)
 
     def synchronised(o: Op) -> Iterable[Op]:
         return (*before.get(o, []), o.with_attrs(**copied[o]) if o in copied else o, *after.get(o, []))
 
-    return replace(k, buffers=(*k.buffers, *barriers), body=map_ops(k.body, synchronised))
-
-
-def _own(ops: list[Op]) -> dict[str, bool]:
-    """The attribute `own_part` if all of `ops` have it: they do nothing in a warm-up."""
-    return {OWN_PART: True} if all(o.attr(OWN_PART) for o in ops) else {}
-
-
-def _sync(kind: str, agent: str, **attrs: object) -> Op:
-    return Op(kind, "", (), tuple(sorted(attrs.items())), None, agent=agent)
+    return with_warp_barriers(replace(k, buffers=(*k.buffers, *barriers), body=map_ops(k.body, synchronised)), set(slots))

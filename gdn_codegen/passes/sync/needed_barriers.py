@@ -33,7 +33,7 @@ def needed(k: Kernel, proven: Callable[[Kernel], bool]) -> Kernel:
         for s in _syncs(k):
             if s[0] == kind and any(x[:2] == s[:2] and x != s for x in _syncs(k)):
                 k = less(k, {s})
-    for o in [o for o in k.ops if o.kind in ("fence", "drain")]:
+    for o in [o for o in k.ops if o.kind in ("fence", "drain", "warp_barrier")]:
         tried = replace(k, body=map_ops(k.body, lambda x, o=o: [] if x is o else [x]))  # type: ignore[misc]
         k = tried if proven(tried) else k
     return k
@@ -51,7 +51,7 @@ def _syncs(k: Kernel) -> list[Sync]:
 def _without(k: Kernel, drop: set[Sync]) -> Kernel:
     """The kernel without `drop`. Barriers then count only the threads that still arrive."""
     body = map_ops(k.body, lambda o: [] if _sync(o) in drop else [o])
-    threads = {a.name: a.threads for a in k.agents}
+    threads = {a.name: a.of_iteration for a in k.agents}
     used = {o.attr(x) for o in walk(body) for x in ("channel", "tail")}
     buffers = tuple(replace(b, shape=(b.shape[0] - sum(threads[a] for kind, c, a in drop if (kind, c) == ("signal", b.name)),))
                     if b.space == BARRIER else b for b in k.buffers if b.space != BARRIER or b.name in used)

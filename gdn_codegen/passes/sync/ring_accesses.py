@@ -3,9 +3,10 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...ir.core import Kernel, Op, Program
+from ...ir.ops import OWN_PART
 from ..uses import stored_under
 
 
@@ -23,3 +24,30 @@ def by_threads(p: Program, o: Op) -> bool:
 def by_units(p: Program, o: Op) -> bool:
     """Whether a matrix unit or a copy unit, rather than threads, may read the operands of `o` from a ring."""
     return o.kind == "matmul" or (o.kind == "store" and p.tensor(o.attr("tensor")).index == "token")
+
+
+def of_one_warp(k: Kernel, ops: Sequence[Op], read: Callable[[Op], set[str]]) -> set[str]:
+    """The buffers that warps which run iterations in turn fill for themselves. Each has a slot of its own. Its threads wait for
+    each other by barriers of the warp. ops: of the walk. read: as `reads` gives it."""
+    turns = {a.name for a in k.agents if a.turns > 1}
+    home, users = {o.out: o.buffer for o in ops if o.buffer}, dict[str, set[str]]()
+    for o in ops:
+        for buffer in {o.buffer, *(home[x] for x in read(o) if x in home)} - {""}:
+            users.setdefault(buffer, set()).add(o.agent)
+    return {buffer for buffer, agents in users.items() if len(agents) == 1 and agents <= turns}
+
+
+def written_over(load: Op, agent: str, ops: Sequence[Op]) -> bool:
+    """Whether threads of another agent write into the slot of a load, into which the unit that copies tiles writes later."""
+    tile = load.kind == "load" and load.type is not None and load.type.rank == 2
+    return tile and load.agent != agent and any(x.buffer == load.buffer and x.agent == agent for x in ops)
+
+
+def own_part(ops: Sequence[Op]) -> dict[str, bool]:
+    """The attribute `own_part` if all of `ops` have it: they do nothing in a warm-up."""
+    return {OWN_PART: True} if all(o.attr(OWN_PART) for o in ops) else {}
+
+
+def sync(kind: str, agent: str, **attrs: object) -> Op:
+    """An op of synchronisation."""
+    return Op(kind, "", (), tuple(sorted(attrs.items())), None, agent=agent)

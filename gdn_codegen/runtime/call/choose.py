@@ -17,8 +17,6 @@ import torch
 
 from ... import targets
 from ...host.parts import _cheapest_span, _lengths
-from ...ir.core import Op
-from ...ir.decays import by_channel, log_decays
 from ...schedule import ScheduleError, varied
 from ...targets import DEFAULT_SCHEDULE
 from ...targets.candidates import Asked, Candidate, Lengths, several
@@ -26,6 +24,7 @@ from ..build import CHUNKS, Build, lowered
 from ..targets import choose
 from . import tables
 from .device import Facts, facts
+from .page_facts import page_facts
 from .request import DEFAULT_CHUNK, DTYPES, Call
 from .tables import Extent
 
@@ -159,10 +158,7 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device", n)
                 for n in (b.chunk, *(SMALLER if chunk is None else ())) for name, fields in PORTABLE[max(head_dims) > SPLIT:])
-    page = b.page.trace()
-    inverts = any(o.kind == "unit_lower_inverse" for o in page.walk.body if isinstance(o, Op))
-    asked = Asked(head_dims, arch, few, shape_class, chunk, shared, by_channel(page), lengths, inverts,
-                  bool(page.forgets and log_decays(page)))
+    asked = Asked(head_dims, arch, few, shape_class, chunk, shared, lengths=lengths, **page_facts(b))
     for x in chain(b.of.model(asked), portable):
         found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
         if partitions() or not found.plan.partition:

@@ -1,0 +1,180 @@
+"""Walks whose operands warps compute in turn: one kernel in chunks of 16, for gates with a bound, on Hopper's warp groups."""
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from members import Case, drawn, expected
+from reference import rms_error
+from test_gate_forms import made
+
+from gdn_codegen.devices.sm_90a import SM_90A
+from gdn_codegen.ir.core import loops, map_ops
+from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.ir.ops import BY_COLUMNS, ORDER
+from gdn_codegen.prove.happens_before import RaceError
+from gdn_codegen.prove.rings import check_ring, check_rings
+from gdn_codegen.runtime.build import Build, lowered, render
+from gdn_codegen.runtime.call import choose
+from gdn_codegen.runtime.load import module
+from gdn_codegen.schedule import ScheduleError, varied
+from gdn_codegen.schedule.contract import Contract
+
+PAGES = ("kimi_delta_attention", "gated_delta_rule_2", "gla")
+SYNC = ("wait", "signal", "fence", "drain", "warp_barrier")
+
+
+def build(page="kimi_delta_attention", accept="g=floored", chunk=16, K=64, V=64, dtype="bfloat16", **fields):
+    return Build("tilelang", chunk, algorithm=page, dtype=dtype, head_dim_k=K, head_dim_v=V, arch="sm_90a",
+                 contract=Contract.parse(accept) if accept else Contract(), schedule=varied("walk_in_turn", "sm_90a", **fields))
+
+
+def walker(b):
+    return lowered(b).kernels[-1]
+
+
+def in_turn(k):
+    """The ops of the warps that run iterations in turn, in order."""
+    (agent,) = [a for a in k.agents if a.turns > 1]
+    return [o for o in k.ops if o.agent == agent.name]
+
+
+@pytest.mark.parametrize("gates", ["slow", "mixed"])
+@pytest.mark.parametrize("page, fields", [*((x, {}) for x in PAGES), ("kimi_delta_attention", {"residuals": "@update"}),
+                                          ("kimi_delta_attention", {"partition": "decay"}), ("delta_rule", {})])
+def test_they_compute_the_recurrence(page, fields, gates):
+    """As lowered, in the interpreter. Gates below the bound count as the bound."""
+    b = build(page, "" if page == "delta_rule" else "g=floored", **fields)
+    case, p = Case((37, 0, 70), gates=gates), lowered(b)
+    x = drawn(page, case, p, b.sizes)
+    want = expected(page, case, {n: y.clamp(min=-5) if n == "g" else y for n, y in x.items()})
+    given = {t.name: x[{"initial_state": "S"}.get(t.name, t.name)] for t in p.role("input")}
+    got = interpret(p, Problem(list(case.lengths), 1, 2), given, {"scale": 64 ** -0.5})
+    for y, z in zip((got["o"], got["final_state"]), want, strict=True):
+        assert rms_error(y, z) < 5e-3
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_what_engines_pass(narrow):
+    """Raw gates, in 16 bits too, beta before a sigmoid, and rows of q and k that the kernel divides by their norms: sums of
+    squares are diagonals of products."""
+    b = build(accept=f"g=safe{'/bfloat16' * narrow},beta=sigmoid,q=l2norm,k=l2norm", K=64)
+    x, more, want = made(b, "bounded", narrow)
+    x["beta"] = torch.log(x["beta"] / (1 - x["beta"]))
+    p = lowered(b)
+    assert [o for o in p.kernels[0].ops if o.kind == "diagonal"] and len(p.kernels) == 1
+    given = {**x, **more, "initial_state": x["S"], "q": 3 * x["q"], "k": 5 * x["k"]}
+    got = interpret(p, Problem([17, 0, 40], 1, 2), {t.name: given[t.name] for t in p.role("input")}, {"scale": 64 ** -0.5})
+    for y, z in zip((got["o"], got["final_state"]), want, strict=True):
+        assert rms_error(y, z) < 5e-3
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("K, V, v_block", [(128, 128, 0), (128, 128, 64), (64, 128, 0), (64, 64, 0)])
+@pytest.mark.parametrize("page", PAGES)
+def test_one_kernel_has_all(page, K, V, v_block):
+    """No operand goes through global memory, and each ring has a slot for each warp that takes iterations in turn."""
+    p = lowered(build(page, K=K, V=V, v_block=v_block))
+    (k,) = p.kernels
+    assert not [t for t in p.tensors if t.role == "workspace"] and {a.name: a.turns for a in k.agents}["operands"] == 4
+    assert k.threads == 128 * ((v_block or V) // 64 + 2)
+    slots = {b.slots for b in k.buffers if b.space == "shared" and b.name != "o_bf16_shared"}
+    assert min(slots) >= 4 and max(slots) <= 8
+    assert sum(a.threads * a.registers for a in k.agents if a.threads >= 128) + 128 * 24 <= SM_90A.register_file
+
+
+def test_columns_come_in_pieces_and_sums_over_them_after():
+    """Registers have 16 columns of a tile. What a run of pieces computes is read in it, but for sums over K, which come after."""
+    k = walker(build(K=128, V=128))
+    ops = [o for o in in_turn(k) if o.buffer or o.kind in SYNC]
+    marked = [n for n, o in enumerate(ops) if o.attr(BY_COLUMNS)]
+    assert marked == [*range(marked[0], marked[-1] + 1)]
+    run = [ops[n] for n in marked]
+    assert {o.kind for o in run} >= {"matmul", "move", "exp"} and not {o.kind for o in run} & {*SYNC, "cumsum", "diag_inverse"}
+    shape = {b.name: b.shape for b in k.buffers if b.space == "fragment"}
+    assert {shape[o.buffer] for o in run if o.buffer in shape} == {(16, 16)}
+    sums = {o.out for o in run if o.kind == "matmul"}
+    readers = [n for n, o in enumerate(in_turn(k)) if sums & set(o.args)]
+    assert min(readers) > max(n for n, o in enumerate(in_turn(k)) if o.attr(BY_COLUMNS))
+    assert all(o.attr(ORDER) == "warp_sums" for o in run if o.buffer in shape)
+
+
+@pytest.mark.parametrize("fields", [{}, {"partition": "decay"}, {"residuals": "@update", "v_block": 64}])
+def test_every_op_of_synchronisation_is_needed(fields):
+    p = lowered(build(K=128, V=128, **fields))
+    k = p.kernels[-1]
+    assert {o.kind for o in k.ops if o.agent == "operands"} >= {"warp_barrier", "fence", "wait", "signal"}
+    for o in [o for o in k.ops if o.kind in SYNC]:
+        less = replace(k, body=map_ops(k.body, lambda x, o=o: [] if x is o else [x]))
+        with pytest.raises(RaceError):
+            check_rings(replace(p, kernels=(*p.kernels[:-1], less)), SM_90A)
+
+
+def test_the_checker_knows_turns():
+    """A ring with fewer slots than turns lets a warp see an older phase. A barrier of a warp orders nothing of four warps."""
+    p = lowered(build(K=128, V=128))
+    k = p.kernels[0]
+    short = replace(k, buffers=tuple(replace(b, slots=min(b.slots, 3)) for b in k.buffers))
+    with pytest.raises(RaceError):
+        check_ring(p, short, SM_90A)
+    together = replace(k, agents=tuple(replace(a, turns=1) for a in k.agents))
+    with pytest.raises(RaceError):
+        check_ring(p, together, SM_90A)
+
+
+def test_a_copy_over_what_threads_wrote_waits_for_their_fence():
+    """Running sums overwrite the gates, into whose slot the copy unit writes those of a later chunk."""
+    p = lowered(build())
+    k = p.kernels[0]
+    (sums,) = [o for o in k.ops if o.kind == "cumsum"]
+    (load,) = [o for o in k.ops if o.kind == "load" and o.buffer == sums.buffer]
+    assert load.agent != sums.agent
+    ops = [o for lp in loops(k.body) for o in lp.ops if o.agent == sums.agent]
+    (freed,) = [n for n, o in enumerate(ops) if o.kind == "signal" and o.attr("channel") == f"{sums.buffer}_free"]
+    assert ops[freed - 1].kind == "fence"
+
+
+def test_each_warp_stores_its_own_iteration():
+    """TileLang is told that each of four warps has all of a tile. A loop that writes such a tile to shared memory would be
+    guarded, so that one warp writes for all. None is."""
+    tilelang = pytest.importorskip("tilelang")
+    b = build(accept="g=safe/bfloat16,beta=sigmoid,q=l2norm,k=l2norm", K=128, V=128)
+    program = module(b)._launcher.program(lowered(b).kernels[0].name)
+    target = tilelang.tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+    with target:
+        text = tilelang.lower(program, target=target, enable_device_compile=False).kernel_source
+    text = text[text.index("__global__"):]
+    operands = text[text.index("warpgroup_reg_alloc<152>"):]
+    assert text.count("warp_tile<false") == 3 and not re.search(r"threadIdx\.x\)( >> 5\))? == ", operands)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("b, why", [
+    (build(chunk=64), "C=16"), (build(chunk=32), "C=16"), (build(accept=""), "C=16"),
+    (build("gated_delta_rule", ""), r"cumsum \(G.*let an earlier kernel compute it"),
+    (build("gated_delta_rule_2", dtype="float16"), "C=16")])
+def test_what_warps_cannot_compute_alone_is_refused(b, why):
+    with pytest.raises(ScheduleError, match=why):
+        lowered(b)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_devices_have_it_as_one_more_kernel():
+    """A schedule is data: without warp groups the same groups of values are a kernel of one agent."""
+    b = replace(build(chunk=32), arch="", schedule=varied("walk_in_turn"))
+    assert [k.agents for k in lowered(b).kernels] == [()] and "T.Kernel" in render(b)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_dispatch_takes_it_for_many_walks_with_bounded_gates():
+    """A call that fixes other chunks keeps them, and so do unbounded gates, few walks, short sequences, pages without an inverse,
+    and float16, whose range is too small for the exponents of 16 tokens."""
+    def chosen(walks, tokens, form="floored", chunk=None, dtype="bfloat16", page="kimi_delta_attention", few=False):
+        b = Build("tilelang", algorithm=page, dtype=dtype, contract=Contract(inputs=(("g", form),) if form else ()))
+        found = next(b for b, _ in choose.modelled(b, "sm_90a", few, (0, walks, tokens), chunk) if choose.fits(b))
+        return found.plan.name, found.chunk, found.plan.v_block
+    assert chosen(6, 13) == ("walk_in_turn", 16, 64)
+    assert chosen(7, 11) == chosen(8, 12, "safe") == chosen(7, 11, chunk=16) == ("walk_in_turn", 16, 0)
+    for x in ((5, 13), (6, 10), (7, 11, ""), (7, 11, "raw"), (7, 11, "floored", 64), (7, 11, "floored", None, "float16"),
+              (7, 11, "floored", None, "bfloat16", "gla"), (7, 11, "floored", None, "bfloat16", "kimi_delta_attention", True)):
+        assert chosen(*x)[:2] == ("operand_walk", 64), x
