@@ -92,6 +92,7 @@ def test_walks_in_turn(page, dtype, K, V):
     accept = Contract(inputs=()) if page == "delta_rule" else Contract(inputs=(("g", "floored"),))
     residuals = {"residuals": "@update"} if page == "kimi_delta_attention" else {}
     cases = [*((what, {}) for what in CALLS if what != "parts"), ("parts", {"partition": "decay"})]
+    cases += [("walks", {"by_length": True})]
     cases += [("walks", {"v_block": 64}), ("parts", {"v_block": 64, "partition": "decay"})] if V == 128 else []
     for what, fields in cases:
         x = Walks(page, what, dtype, K, V)

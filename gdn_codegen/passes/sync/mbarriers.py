@@ -91,8 +91,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
     final = {o.buffer: o for o in ops if o.buffer in slots}  # buffer -> the op that writes it last in an iteration
     given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # buffer -> the op that writes it first
     to_inverse = leads(ops, INVERSE)
-    before: dict[Op, list[Op]] = {}
-    after: dict[Op, list[Op]] = {}
+    before, after = dict[Op, list[Op]](), dict[Op, list[Op]]()
     order = {o: n for n, o in enumerate(ops)}
     private = of_one_warp(k, ops, read)
     drained: dict[Op, Op] = {}  # asynchronous product -> the op before which it is drained
@@ -106,8 +105,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
         if o.attr("asynchronous"):
             drained[o] = next(r for r in ops if o.out in read(r))
             before.setdefault(drained[o], []).append(sync("drain", o.agent, **own_part([o])))
-    copied: dict[Op, dict[str, str]] = {}  # load -> the barriers on which its copy arrives
-    barriers = []
+    copied, barriers = dict[Op, dict[str, str]](), list[Buffer]()  # copied: load -> the barriers on which its copy arrives
     for writes in groups.values():
         producer, n, own = writes[0].agent, slots[writes[0].buffer], own_part(writes)
         ready, free = f"{writes[0].out}_ready", f"{writes[0].buffer}_free"
