@@ -23,6 +23,8 @@ WALK_TASKS = {
     "vectors": "vectors that depend on sums of tiles",
     "store": "stores of tokens and of inverses",
 }
+#: Tasks of agents whose warps run iterations in turn.
+IN_TURNS = ("rest", "gates", "inverse", "solved")
 #: A task that an assignment gives to no agent, and the task whose agent then has it. Stores are then those of the agents that
 #: computed the values.
 PART_OF = {"load_numbers": "load", "gates": "rest", "tokens": "output", "vectors": "output"}
@@ -78,10 +80,11 @@ class Assignment:
                 raise ValueError(f"{where}, agent {a.name}: slots={a.slots!r}; accepted: whole numbers from 1")
             if "vectors" in a.tasks and a.warps != 1:
                 raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the task vectors; accepted: 1")
-            if type(a.in_turns) is not bool or (a.in_turns and (a.warps < 4 or {"state", "output", "tokens"} & set(a.tasks))):
-                raise ValueError(f"{where}, agent {a.name}: in_turns={a.in_turns!r} with warps={a.warps} for the tasks "
-                                 f"{', '.join(a.tasks)}; accepted: False, or True with 4, 8, ... warps and tasks without state, "
-                                 "output and tokens")
+            others = set(a.tasks) - set(IN_TURNS)
+            if type(a.in_turns) is not bool or (a.in_turns and (a.warps < 4 or a.slots < a.warps or others)):
+                raise ValueError(f"{where}, agent {a.name}: in_turns={a.in_turns!r}, warps={a.warps} and slots={a.slots} for "
+                                 f"the tasks {', '.join(a.tasks)}; accepted: False, or True with 4, 8, ... warps, as many slots "
+                                 f"or more, and the tasks {', '.join(IN_TURNS)}")
             few = sorted(set(a.tasks) - {"load", "load_numbers", "store", "inverse", "gates", "vectors"})
             if a.warps in (1, 2, 3) and few:
                 raise ValueError(f"{where}, agent {a.name}: warps={a.warps} for the tasks {', '.join(few)}; accepted for them: "

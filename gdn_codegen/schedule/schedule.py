@@ -214,7 +214,7 @@ SCHEDULES = {s.name: s for s in (
              warm_up="state"),
     Schedule("fused_walk", (("@gate_sum", "@gate"), ("@output", "@state")), form="split", state_layout="vk", stages=3,
              warm_up="state"),
-    Schedule("walk_in_turn", (("@output", "@state"),), form="split", state_layout="vk", stages=8, warm_up="state"),
+    Schedule("walk_in_turn", (("@output", "@state"),), form="split", state_layout="vk", warm_up="state"),
     Schedule("gradient", ((*BEFORE_BACK, "@converted"), ("@state", "@solution"), ("@core",), ("@output",)), state_layout="vk",
              narrow_workspaces=True),
     Schedule("operand_gradient", ((*BEFORE_BACK, "@early", "@operand"), ("@state", "@solution"), ("@output",)), state_layout="vk",
@@ -236,7 +236,8 @@ VARIANTS: dict[tuple[str, str], Schedule] = {
     ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit", agents="operand_walk",
                                         kernels=(("@gate_sum", "@operand", "@gate"), ("@output", "@state"))),
     ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit"),
-    ("walk_in_turn", "sm_90a"): replace(SCHEDULES["walk_in_turn"], form="unit", agents="four_in_turn"),
+    ("walk_in_turn", "sm_90a"): replace(SCHEDULES["walk_in_turn"], form="unit", agents="four_in_turn",
+                                        stages=8),
     ("fused_gradient", "sm_90a"): replace(SCHEDULES["fused_gradient"], agents="fused_gradient", stages=1)}
 
 

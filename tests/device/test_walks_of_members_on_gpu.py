@@ -43,7 +43,7 @@ class Walks:
         lengths, H, HV, drawn = CALLS[what] if isinstance(what, str) else what
         self.page, self.case = page, members.Case(lengths, H, HV, **{"gates": "slow", **drawn})
         x = members.drawn(page, self.case, find(page).trace(), {"C": 64, "K": K, "V": V})
-        wide = ("g", "w", "S")  # float32
+        wide = ("g", "S", *(["w"] if page == "rwkv7" else []))  # float32
         self.x = {n: (y.to(getattr(torch, dtype)) if y.ndim == 3 and n not in wide else y).cuda() for n, y in x.items()}
         self.S = self.x.pop("S")
         self.ends = torch.tensor([0, *lengths], device="cuda").cumsum(0)
@@ -102,6 +102,22 @@ def test_walks_in_turn(page, dtype, K, V):
                              contract=accept, schedule=varied("walk_in_turn", "sm_90a", **residuals, **fields)))
         given = {n: y[None] if y.ndim > 1 else y for n, y in x.x.items()} | {"cu_seqlens": x.ends, "output_final_state": True}
         x.near(lambda run=run, x=x, given=given: run(**given, initial_state=x.S.clone()))
+
+
+@pytest.mark.parametrize("page", ["kimi_delta_attention", "gated_delta_rule_2", "gla"])
+def test_norms_in_turn(page):
+    """Rows of q and k that the kernel divides by their norms, and gates in 16 bits."""
+    x, lengths = Walks(page, "shared keys", "bfloat16", 128, 128), CALLS["shared keys"][0]
+    x.x["g"] = x.x["g"].clamp(min=-5).bfloat16().float()
+    norm = {n: (y := (3 * x.x[n]).bfloat16(), y.float() / y.float().norm(dim=-1, keepdim=True)) for n in ("q", "k")}
+    given = {**x.x, **{n: y for n, (y, _) in norm.items()}, "g": x.x["g"].bfloat16()}
+    x.x |= {n: y for n, (_, y) in norm.items()}
+    accept = Contract.parse("g=floored/bfloat16,k=l2norm,q=l2norm")
+    run = function(Build("tilelang", 16, algorithm=page, dtype="bfloat16", head_dim_k=128, head_dim_v=128, arch="sm_90a",
+                         contract=accept, schedule=varied("walk_in_turn", "sm_90a")))
+    given = {n: y[None] if y.ndim > 1 else y for n, y in given.items()} | {"cu_seqlens": x.ends, "output_final_state": True}
+    assert sum(lengths) == x.x["q"].shape[0]
+    x.near(lambda: run(**given, initial_state=x.S.clone()))
 
 
 @pytest.mark.parametrize("form", ["safe", "floored"])

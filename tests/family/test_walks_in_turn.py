@@ -1,6 +1,7 @@
 """Walks whose operands warps compute in turn: one kernel in chunks of 16, for gates with a bound, on Hopper's warp groups."""
 import re
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -56,13 +57,16 @@ def test_they_compute_the_recurrence(page, fields, gates):
         assert rms_error(y, z) < 5e-3
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_what_engines_pass(narrow):
+@pytest.mark.parametrize("page, narrow", [("kimi_delta_attention", False), ("kimi_delta_attention", True),
+                                          ("gated_delta_rule_2", False), ("gla", True)])
+def test_what_engines_pass(page, narrow):
     """Raw gates, in 16 bits too, beta before a sigmoid, and rows of q and k that the kernel divides by their norms: sums of
     squares are diagonals of products."""
-    b = build(accept=f"g=safe{'/bfloat16' * narrow},beta=sigmoid,q=l2norm,k=l2norm", K=64)
+    sigmoid = {"kimi_delta_attention": ",beta=sigmoid"}.get(page, "")
+    b = build(page, f"g=safe{'/bfloat16' if narrow else ''},q=l2norm,k=l2norm{sigmoid}", K=64)
     x, more, want = made(b, "bounded", narrow)
-    x["beta"] = torch.log(x["beta"] / (1 - x["beta"]))
+    if sigmoid:
+        x["beta"] = torch.log(x["beta"] / (1 - x["beta"]))
     p = lowered(b)
     assert [o for o in p.kernels[0].ops if o.kind == "diagonal"] and len(p.kernels) == 1
     given = {**x, **more, "initial_state": x["S"], "q": 3 * x["q"], "k": 5 * x["k"]}
@@ -141,23 +145,50 @@ def test_each_warp_stores_its_own_iteration():
     guarded, so that one warp writes for all. None is."""
     tilelang = pytest.importorskip("tilelang")
     b = build(accept="g=safe/bfloat16,beta=sigmoid,q=l2norm,k=l2norm", K=128, V=128)
-    program = module(b)._launcher.program(lowered(b).kernels[0].name)
+    launcher, name = module(b)._launcher, lowered(b).kernels[0].name
     target = tilelang.tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
-    with target:
-        text = tilelang.lower(program, target=target, enable_device_compile=False).kernel_source
+    with target, tilelang.tvm.transform.PassContext(opt_level=3, config=launcher.passes[name]):
+        text = tilelang.lower(launcher.program(name), target=target, enable_device_compile=False).kernel_source
     text = text[text.index("__global__"):]
     operands = text[text.index("warpgroup_reg_alloc<152>"):]
     assert text.count("warp_tile<false") == 3 and not re.search(r"threadIdx\.x\)( >> 5\))? == ", operands)
+    assert "__syncwarp" in operands and not re.search("__syncthreads|sync_thread_partial", operands)
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("b, why", [
     (build(chunk=64), "C=16"), (build(chunk=32), "C=16"), (build(accept=""), "C=16"),
     (build("gated_delta_rule", ""), r"cumsum \(G.*let an earlier kernel compute it"),
-    (build("gated_delta_rule_2", dtype="float16"), "C=16")])
+    (build("gated_delta_rule_2", dtype="float16"), "C=16"),
+    (build("rwkv7", "w=floored"), "sums tiles in registers")])
 def test_what_warps_cannot_compute_alone_is_refused(b, why):
     with pytest.raises(ScheduleError, match=why):
         lowered(b)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("page, accept", [("gla", "g=floored,k=l2norm,q=l2norm"), ("gla", "g=safe,k=l2norm")])
+def test_what_comes_after_a_sum_over_pieces_has_a_run_of_its_own(page, accept):
+    """gla scales k by its norm before it is stored. So the run after the norm loads k again."""
+    ops = [o for o in in_turn(walker(build(page, accept, K=128, V=128))) if o.buffer]
+    runs = [[*some] for marked, some in groupby(ops, lambda o: bool(o.attr(BY_COLUMNS))) if marked]
+    assert len(runs) == 2 and any(o.kind == "move" and o.args == ("k_in",) for o in runs[1])
+    made = [{o.out for o in run} for run in runs]
+    assert not {a for o in runs[1] for a in o.args} & made[0]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("fields, why", [({"stages": 2}, "stages=2; accepted with agents of 4 turns: 4 or more"),
+                                         ({"persistent": True, "kernels": (("@gate_sum",), ("@output", "@state"))},
+                                          "persistent=True with warps that run iterations in turn")])
+def test_fields_that_do_not_fit_are_refused(fields, why):
+    with pytest.raises(ScheduleError, match=why):
+        lowered(build(**fields))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_parts_from_summaries_have_it():
+    assert [k.agents != () for k in lowered(build("delta_rule", "", partition="exact")).kernels][-1]
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -136,9 +136,10 @@ ALL = ("state", "output", "rest", "load", "store")
     ((AgentPlan("a", (*ALL, "all"), 0, 200),), "got the tasks .*all; accepted: each of load, load_numbers, gates, rest"),
     ((AgentPlan("a", ("state",), 0, 200),), "and state and output"),
     ((AgentPlan("a", ALL, 0, 200), AgentPlan("b", ("vectors",), 2, 24)), "agent b: warps=2 for the task vectors; accepted: 1"),
-    ((AgentPlan("a", ALL, 4, 200, in_turns=True),), "in_turns=True with warps=4 for the tasks state, output.*without state"),
-    ((AgentPlan("a", ALL[:2], 0, 200), AgentPlan("b", ("rest",), 0, 80, in_turns=True)), "in_turns=True with warps=0.*4, 8"),
-    ((AgentPlan("a", ALL[:2], 0, 200), AgentPlan("b", ("rest",), 4, 80, in_turns=1)), "in_turns=1 .*accepted: False, or True"),
+    ((AgentPlan("a", ALL, 4, 200, in_turns=True),), "in_turns=True, warps=4 .*state, output.*tasks rest, gates"),
+    ((AgentPlan("a", ALL[:2], 0, 200), AgentPlan("b", ("rest",), 0, 80, in_turns=True)), "in_turns=True, warps=0.*4, 8"),
+    ((AgentPlan("a", ALL[:2], 0, 200), AgentPlan("b", ("rest",), 4, 80, slots=3, in_turns=True)), "slots=3 .*as many slots"),
+    ((AgentPlan("a", ALL[:2], 0, 200), AgentPlan("b", ("rest",), 4, 80, in_turns=1)), "in_turns=1, .*accepted: False, or True"),
     ((AgentPlan("b", ("load",), 1, 24), AgentPlan("a", ALL[:3], 0, 200)), "agents of fewer than four warps last"),
     ((AgentPlan("a", ALL[:3], 0, 200), AgentPlan("b", ("load",), 1, 24), AgentPlan("c", ("store",), 1, 32)),
      "with the same registers")])

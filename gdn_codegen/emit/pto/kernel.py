@@ -22,7 +22,7 @@ rule = Rules("pto", {
     "to_middle": "across_rows", "halves": "decayed_products", "from_middle": "across_rows",
     "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diagonal_blocks": "vectorise",
     "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
-    "fence": "mbarriers", "drain": "mbarriers", "await_kernels": "overlapping",
+    "fence": "mbarriers", "drain": "mbarriers", "warp_barrier": "mbarriers", "await_kernels": "overlapping",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
     "if_negative": "partition", "row_max": "partition",
     "cumsum": "added_rows", "diagonal": "whole_vectors", "column_sum": "whole_vectors", "of_token": "token_groups",

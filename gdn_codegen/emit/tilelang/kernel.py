@@ -14,6 +14,7 @@ from .tiles import Value
 rule = Rules("tilelang", {"segment": "vectorise", "join": "vectorise", "block": "decompose", "blocks": "decompose",
                           "diagonal_stack": "decompose", "insert": "decompose", "from_quarters": "decompose",
                           "add_rows": "added_rows", "signal": "synchronise", "fence": "mbarriers", "drain": "mbarriers",
+                          "warp_barrier": "mbarriers",
                           "transpose": "warp_groups", "claim_part": "partition", "claim_item": "persistent",
                           "next_item": "persistent"})
 

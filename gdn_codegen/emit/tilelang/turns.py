@@ -76,7 +76,7 @@ class TurnsWriter(KernelWriter):
 
     def head_of_loop(self, name: str, start: str, stop: str, before: str) -> None:
         """Print the first line of a loop. Of several warps that run iterations in turn, each begins with its first one. before:
-        the number of the first iteration, as turns count."""
+        how many iterations these warps ran before this loop."""
         turns, over = self.agent.turns, stop if start == "0" else f"{start}, {stop}"
         if turns == 1:
             self.w(f"for {name} in T.serial({over}):")

@@ -39,6 +39,7 @@ rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment":
                         "diagonal_stack": "decompose", "insert": "decompose", "from_quarters": "decompose",
                         "add_rows": "added_rows", "signal": "synchronise", "wait": "synchronise",
                         "of_token": "token_groups", "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups",
+                        "warp_barrier": "mbarriers",
                         "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent",
                         "await_kernels": "overlapping"})
 

@@ -47,7 +47,7 @@ def overlapping(p: Program, device: Groups) -> Program:
 
 def _early(p: Program, k: Kernel, before: Sequence[Kernel]) -> Kernel:
     """`k`, whose blocks wait for those of the kernels before it that may still run only where they have to."""
-    if len(before) < 2 or before[-1].grid not in IDLE.get(k.grid, ()):
+    if len(before) < 2 or before[-1].grid not in IDLE.get(k.grid, ()) or all(map(_is_summary, before)):
         return k
     shared = _shared(p, k, _running(before, summed=True))
     if shared:

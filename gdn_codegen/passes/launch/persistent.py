@@ -33,13 +33,17 @@ from ..stage import takes
 @takes("placed")
 def persistent(p: Program, s: Schedule, device: Groups) -> Program:
     """`p` with a loop over items in the kernels with several agents, if the schedule asks for it. ScheduleError if the first
-    kernel is such a kernel, because nothing could clear its counter."""
+    kernel is such a kernel, because nothing could clear its counter, and for agents that run iterations in turn: no fence comes
+    between the zeros of a ragged tail and the next item's copy there, as no matrix unit reads that tile."""
     walks = [k for k in p.kernels if k.agents and s.persistent]
     if not walks:
         return p
     if p.kernels[0] in walks:
         raise ScheduleError(f"{p.name}, kernel {walks[0].name} on {device.name}: persistent=True; accepted only after another "
                             "kernel, which clears the counter of its items; let an earlier kernel compute some of its values")
+    if turns := [a.name for k in walks for a in k.agents if a.turns > 1]:
+        raise ScheduleError(f"{p.name} on {device.name}: persistent=True with warps that run iterations in turn ({turns[0]}); "
+                            "accepted: False")
     names = Body()
     names.taken = {t.name for t in p.tensors}
     counters = {k.name: Tensor(names.fresh(f"{k.name}_items"), "workspace", "counter", "HV", (), "int32") for k in walks}

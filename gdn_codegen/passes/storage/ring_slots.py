@@ -11,12 +11,17 @@ from dataclasses import replace
 
 from ...devices import Groups
 from ...ir.core import Kernel, Loop
-from .ring_bytes import shared_bytes
+from ...schedule.schedule import ScheduleError
+from .ring_bytes import loaded, shared_bytes
 
 
 def with_room(k: Kernel, loop: Loop, sums: bool, device: Groups) -> Kernel:
-    """`k` with slots that fit, if any do. loop: the walk. sums: whether agents sum tiles."""
+    """`k` with slots that fit, if any do. loop: the walk. sums: whether agents sum tiles. ScheduleError for fewer iterations that
+    loads run ahead than turns."""
     turns = max(a.turns for a in k.agents)
+    stages = max((b.slots for b in k.buffers if b.name in loaded(k)), default=turns)
+    if stages < turns:
+        raise ScheduleError(f"kernel {k.name}: stages={stages}; accepted with agents of {turns} turns: {turns} or more")
     if turns > 1:
         return _shortened(k, turns, device)
     if not _fits(k, device):

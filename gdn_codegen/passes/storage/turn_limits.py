@@ -16,8 +16,8 @@ ROWS = 16
 OF_TURNS = ("cumsum", "diagonal", "valid")
 
 
-def in_turn(o: Op, agent: Agent, type_of: Mapping[str, Tile], home: Mapping[str, Buffer], sizes: Mapping[str, int],
-            operand: str, error: Callable[[str], Exception]) -> None:
+def check_op(o: Op, agent: Agent, type_of: Mapping[str, Tile], home: Mapping[str, Buffer], sizes: Mapping[str, int],
+             operand: str, error: Callable[[str], Exception]) -> None:
     """Raise the `error` for a text if warps of `agent` cannot compute `o`.
 
     home: value -> its buffer. operand: the space from which matrix units read.
@@ -31,11 +31,15 @@ def in_turn(o: Op, agent: Agent, type_of: Mapping[str, Tile], home: Mapping[str,
         if not fits or there or o.attr("ta") or not o.attr("tb"):
             got = " and ".join("x".join(map(str, s)) for s in shapes)
             raise error(f"product {o.out} of {got} in {a.dtype}; a warp of {agent.name} takes the product of a tile of {ROWS} "
-                        f"rows in 16 bits with the transpose of another, both in registers: C={ROWS}")
-    elif o.kind == "diag_inverse" and home[o.out].shape != (o.attr("size"),) * 2:
-        raise error(f"{o.out} has the inverses of several blocks; a warp of {agent.name} takes one: C={ROWS}")
-    elif o.kind in ("move", "transpose", "cumsum") and t is not None and t.rank == 2:
+                        f"rows in 16 bits with the transpose of another, both in registers: C={ROWS}, and log decays with a "
+                        f"bound, so that one product serves all pairs of {ROWS} tokens")
+    elif o.kind == "diag_inverse" and (home[o.out].shape != (ROWS, o.attr("size")) or o.attr("strict") or o.args[1:]):
+        raise error(f"{o.out} is the inverse of several blocks, scaled or without its diagonal; a warp of {agent.name} takes "
+                    f"one block of {ROWS} rows: C={ROWS}")
+    elif o.kind == "transpose":
+        raise error(f"{o.out} is a transpose, for which warps of {agent.name} have no rule; let an earlier kernel compute it")
+    elif o.kind in ("move", "cumsum", "diagonal") and t is not None and t.rank == 2:
         rows, columns = t.shape(dict(sizes))
-        if rows != ROWS or columns % (2 * WARP if o.kind == "cumsum" else ROWS) or o.kind == "transpose":
+        if rows != ROWS or columns % (2 * WARP if o.kind == "cumsum" else ROWS):
             raise error(f"{o.out} is a {o.kind} of {rows}x{columns}; a warp of {agent.name} takes {ROWS} rows, and running sums "
                         f"of a multiple of {2 * WARP} columns: C={ROWS}, K of 64 or 128")

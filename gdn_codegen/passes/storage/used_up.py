@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...ir.core import Op
+from ...ir.ops import OPS
 from ...ir.types import Tile
 from ..uses import readers
 
@@ -41,5 +42,7 @@ def summed_in_place(o: Op, defs: Mapping[str, Op], count: Mapping[str, int], typ
     while a and count[a] == 1 and a in defs and type_of[a] == type_of[o.out]:
         if defs[a].kind == "load":
             return a
+        if not (OPS[defs[a].kind].elementwise or defs[a].kind == "valid"):
+            return ""
         a = next((x for x in defs[a].args if type_of[x] == type_of[o.out]), "")
     return ""

@@ -10,9 +10,10 @@ from ...ir.core import Kernel, Op, Program, loops, types, walk
 from ...ir.ops import OPS
 from ...ir.types import BYTES, GROUP, WARP
 from ...schedule.schedule import ScheduleError
+from ..uses import stored_under
 from .ring_bytes import bytes_of, loaded, shared_bytes
 from .summed import is_sum
-from .turn_limits import in_turn
+from .turn_limits import check_op
 
 #: Strides of tensors that are copied as tiles are multiples of this number of bytes.
 ROW = 16
@@ -51,7 +52,7 @@ class _Limits:
         self.home = {o.out: self.buffers[o.buffer] for o in k.ops if o.buffer}
         (self.loop,) = loops(k.body)
         self.tokens = LEAST_TOKENS if self.loop.step > 0 else LEAST
-        self.agents = {a.name: a for a in k.agents}
+        self.agents, self.under = {a.name: a for a in k.agents}, stored_under(k.body)
         self.sums, self.threads = any(map(is_sum, self.loop.ops)), {a.name: a.threads for a in k.agents}
         self.height = {a.name: a.threads // GROUP * device.rows for a in k.agents if a.threads >= GROUP}
 
@@ -64,7 +65,10 @@ class _Limits:
             if o.kind in ("load", "store"):
                 self.copied(o)
             elif self.agents[o.agent].turns > 1:
-                in_turn(o, self.agents[o.agent], self.type, self.home, self.sizes, self.device.operand, self.error)
+                check_op(o, self.agents[o.agent], self.type, self.home, self.sizes, self.device.operand, self.error)
+                if o.kind == "cumsum" and any(self.home[x].space != self.device.operand for x in self.under(o.args[0])):
+                    raise self.error(f"{o.out} sums tiles in registers; warps that run iterations in turn sum columns of tiles "
+                                     "in shared memory; let an earlier kernel compute it")
             elif OPS[o.kind].entry and not (o.args[0] in self.home and self.home[o.args[0]].space == self.device.operand):
                 raise self.error(f"{o.out} is an entry of {o.args[0]}, which is not in shared memory; let an earlier "
                                  f"kernel compute {o.args[0]}")
@@ -137,8 +141,9 @@ def _check_space(p: Program, k: Kernel, device: Groups) -> None:
         return
     rings = sorted((b for b in k.buffers if b.space == device.operand), key=bytes_of, reverse=True)
     stages = max(b.slots for b in rings if b.name in loaded(k))
-    fits = next((n for n in range(stages - 1, 0, -1) if shared_bytes(k, device, n) <= limit), 0)
-    hint = f"stages={fits} fits" if fits else (f"stages=1 needs {shared_bytes(k, device, 1)}; let an earlier kernel compute "
-                                               "some of them")
+    least = max(a.turns for a in k.agents)
+    fits = next((n for n in range(stages - 1, least - 1, -1) if shared_bytes(k, device, n) <= limit), 0)
+    hint = f"stages={fits} fits" if fits else (f"stages={least} needs {shared_bytes(k, device, least)}; let an earlier kernel "
+                                               "compute some of them")
     raise _error(p, k, device, f"{device.operand} has {limit} bytes, {need} are needed: "
                                f"{', '.join(f'{b.name} {bytes_of(b)}' for b in rings)}; {hint}")

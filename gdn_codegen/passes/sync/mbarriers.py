@@ -134,7 +134,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
         after.setdefault(at, []).append(sync("signal", producer, channel=ready, **own, **when))
         for c, r in {r.agent: r for r in reversed(users)}.items():
             before.setdefault(r, []).append(sync("wait", c, channel=ready, **own))
-    before, after = around_runs(ops, before, after)
+    before, after = around_runs(loops(k.body), before, after)
 
     def synchronised(o: Op) -> Iterable[Op]:
         return (*before.get(o, []), o.with_attrs(**copied[o]) if o in copied else o, *after.get(o, []))
