@@ -33,7 +33,7 @@ def by_columns(ops: list[Op], in_turn: Collection[str], rows: str = "C") -> list
 def _apart(ops: list[Op], type_of: Mapping[str, Tile], readers: Mapping[str, list[Op]], rows: str) -> set[Op]:
     """The ops that compute pieces. A tile of which something needs all columns is computed with that."""
     dims = {o: d for o in ops if (d := _columns(o, type_of, rows))}
-    of = next((d for o, d in dims.items() if o.kind == "matmul"), "")
+    of = next((d for o, d in dims.items() if o.kind == "matmul"), next(iter(dims.values()), ""))
     defs, apart = {o.out: o for o in ops if o.out}, {o for o, d in dims.items() if d == of}
     while True:
         whole = {o for o in apart if (o.kind == "matmul" and not {defs[a] for a in o.args if a in defs} <= apart) or
