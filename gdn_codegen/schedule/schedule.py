@@ -236,8 +236,7 @@ VARIANTS: dict[tuple[str, str], Schedule] = {
     ("operand_walk", "sm_90a"): replace(SCHEDULES["operand_walk"], form="unit", agents="operand_walk",
                                         kernels=(("@gate_sum", "@operand", "@gate"), ("@output", "@state"))),
     ("fused_walk", "sm_90a"): replace(SCHEDULES["fused_walk"], form="unit"),
-    ("walk_in_turn", "sm_90a"): replace(SCHEDULES["walk_in_turn"], form="unit", agents="four_in_turn",
-                                        stages=8),
+    ("walk_in_turn", "sm_90a"): replace(SCHEDULES["walk_in_turn"], form="unit", agents="four_in_turn", stages=8),
     ("fused_gradient", "sm_90a"): replace(SCHEDULES["fused_gradient"], agents="fused_gradient", stages=1)}
 
 

@@ -49,7 +49,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
     if x.arch != ARCH:
         return
     heads = several(x.shared)
-    long_chunks = x.chunk in (None, 64)  # the text of `operand_walk` in shorter ones did not run on a GPU as it is
+    long_chunks = x.chunk in (None, 64)  # in shorter ones `operand_walk` is for schedules that ask: it lost at some shapes
     if x.few and not x.channels:
         if sum(x.shape_class[1:]) >= LARGE:
             yield Candidate(varied("fused_walk", ARCH, partition="decay", **x.residuals),

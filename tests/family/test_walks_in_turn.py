@@ -10,6 +10,19 @@ from reference import rms_error
 from test_gate_forms import made
 
 from gdn_codegen.devices.sm_90a import SM_90A
+from gdn_codegen.ir.builder import (
+    algorithm,
+    carried,
+    cumsum,
+    decayed_product,
+    exp,
+    last,
+    log,
+    maximum,
+    row_sum,
+    strictly_lower,
+    unit_lower_inverse,
+)
 from gdn_codegen.ir.core import loops, map_ops
 from gdn_codegen.ir.interpret import Problem, interpret
 from gdn_codegen.ir.ops import BY_COLUMNS, ORDER
@@ -184,6 +197,34 @@ def test_what_comes_after_a_sum_over_pieces_has_a_run_of_its_own(page, accept):
 def test_fields_that_do_not_fit_are_refused(fields, why):
     with pytest.raises(ScheduleError, match=why):
         lowered(build(**fields))
+
+
+@algorithm(r="C K", w="C K", u="C V", f="HV C K", share="C", M=carried("K V", forgets="fading"))
+def with_other_names(r, w, u, f, share, M, *, factor="K ** -0.5"):
+    """Token t: M <- Diag(exp(f)) M; z = share (u - M^T w); M <- M + w z^T; y = factor M^T r."""
+    sums = cumsum(f)
+    solve = unit_lower_inverse(strictly_lower(decayed_product(w, w, sums) * share[:, None]))
+    z = solve @ (share[:, None] * u - share[:, None] * ((w * exp(sums)) @ M))
+    y = factor * (decayed_product(r, w, sums) @ z + (r * exp(sums)) @ M)
+    M = M * exp(last(sums))[:, None] + (w * exp(last(sums)[None, :] - sums)).T @ z
+    fading = f + log(maximum(1, abs(1 - share * row_sum(w * w))))[:, None]  # noqa: F841  which `forgets` names
+    return y, M
+
+
+def test_a_page_with_other_names_and_another_spelling():
+    """One kernel of the same ops, which computes what KDA's page does."""
+    fields = dict(chunk=16, dtype="bfloat16", head_dim_k=64, head_dim_v=64, arch="sm_90a")
+    b = Build("tilelang", algorithm=with_other_names, contract=Contract(inputs=(("f", "floored"),)),
+              schedule=varied("walk_in_turn", "sm_90a"), **fields)
+    p, q, case = lowered(b), lowered(build()), Case((37, 0, 70), gates="slow")
+    assert len(p.kernels) == 1 and sorted(o.kind for o in in_turn(p.kernels[0]) if o.buffer) == sorted(
+        o.kind for o in in_turn(q.kernels[0]) if o.buffer)
+    x = drawn("kimi_delta_attention", case, q, b.sizes)
+    want = expected("kimi_delta_attention", case, {n: y.clamp(min=-5) if n == "g" else y for n, y in x.items()})
+    given = {"r": x["q"], "w": x["k"], "u": x["v"], "f": x["g"], "share": x["beta"], "initial_state": x["S"]}
+    got = interpret(p, Problem(list(case.lengths), 1, 2), given, {"factor": 64 ** -0.5})
+    for y, z in zip((got["y"], got["final_state"]), want, strict=True):
+        assert rms_error(y, z) < 5e-3
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -77,7 +77,7 @@ def _in_runs(ops: list[Op], apart: set[Op], stage: Mapping[Op, int]) -> list[Op]
         if o is None or o not in apart or o.kind == "matmul" or stage[o] == run:
             return a
         if (a, run) not in made:
-            made[a, run] = f"{a}_again" if run == min(n for x, n in [*made, (a, run)] if x == a) else f"{a}_again_{run}"
+            made[a, run] = f"{a}_again{sum(x == a for x, _ in made) or ''}"
             out.append(o.changed(out=made[a, run], args=tuple(piece(x, run) for x in o.args)).with_attrs(**{BY_COLUMNS: PIECE}))
         return made[a, run]
 

@@ -1,9 +1,8 @@
 """norms_from_products: reads sums of squares from the diagonal of a product.
 
 row_sum(x * x) is the diagonal of x @ x.T. A kernel that computes this product then needs no second pass over x. Warps that run
-iterations of a walk in turn compute the product for this, because they have no sums of rows. The pass
-applies to 16-bit dtypes only. There both values are exact up to the summation, while matrix units may round float32 operands.
-All targets run it.
+iterations of a walk in turn compute the product for this, because they have no sums of rows. The pass applies to 16-bit dtypes
+only. There both values are exact up to the summation, while matrix units may round float32 operands. All targets run it.
 """
 from __future__ import annotations
 
