@@ -17,6 +17,7 @@ from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import import_path, write
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
+from gdn_codegen.schedule.contract import Contract
 
 TOOLS = ("racecheck", "memcheck", "synccheck")
 on_hopper = [pytest.mark.device, pytest.mark.skipif(
@@ -33,7 +34,9 @@ KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
            "walk-parts": ("walk", {"partition": "decay", "part_chunks": 2, "longest_first": True}, "float16", -0.5),
            "walk-summaries": ("walk", {"partition": "decay", "part_chunks": 1}, "float16", -0.001),
            "walk-2-heads": ("walk", {"value_heads": 2}, "float16", -0.5),
-           "walk-4-heads-parts": ("walk", {"value_heads": 4, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5)}
+           "walk-4-heads-parts": ("walk", {"value_heads": 4, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5),
+           "in-turn": ("walk_in_turn", {}, "bfloat16", -0.5),
+           "in-turn-halves-parts": ("walk_in_turn", {"v_block": 64, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5)}
 #: Tokens of a sequence whose parts of a chunk need summaries.
 LONG = 705
 #: What is broken, which tool must say so, and how the text of `fused_walk` is broken: a wait left out, one that comes after what
@@ -48,7 +51,13 @@ BROKEN = {"state does not wait for gates": ("racecheck", r"^ +T\.barrier_wait\(e
 
 def text_of(name, folder):
     schedule, fields, dtype, _ = KERNELS[name]
-    return write(Build("tilelang", schedule=varied(schedule, "sm_90a", **fields), dtype=dtype, arch="sm_90a"), folder)
+    page = {"algorithm": "kimi_delta_attention", "contract": Contract.parse("g=floored"), "chunk": 16} if in_turn(name) else {}
+    return write(Build("tilelang", schedule=varied(schedule, "sm_90a", **fields), dtype=dtype, arch="sm_90a", **page), folder)
+
+
+def in_turn(name):
+    """Whether warps run iterations in turn: of a page with a gate for each channel, here the same for all."""
+    return KERNELS[name][0] == "walk_in_turn"
 
 
 def broken(name, folder):
@@ -90,9 +99,11 @@ def one_call(path, name):
     _, _, dtype, gate = KERNELS[name]
     lengths = lengths_of(name)
     x = problem(lengths, 1, 4, 128, 128, getattr(torch, dtype), gate=gate)
-    fn = import_path(Path(path)).chunk_gated_delta_rule
+    module = import_path(Path(path))
+    fn = getattr(module, module.TABLES.function)
     move = lambda t: t.cuda() if isinstance(t, torch.Tensor) else t
-    got = call(lambda *a, **k: fn(*map(move, a), **{n: move(t) for n, t in k.items()}), x)
+    gates = x["g"][:, :, None].expand(*x["g"].shape, 128) if in_turn(name) else x["g"]
+    got = call(lambda *a, **k: fn(*map(move, a), **{n: move(t) for n, t in k.items()}), {**x, "g": gates})
     errors = [rms_error(t.cpu(), want) for t, want in zip(got, expected(x), strict=True)]
     assert max(errors) < 5e-3, errors
 
