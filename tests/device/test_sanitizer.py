@@ -56,7 +56,8 @@ def text_of(name, folder):
 
 
 def in_turn(name):
-    """Whether warps run iterations in turn: of a page with a gate for each channel, here the same for all."""
+    """Whether warps run iterations in turn. Such kernels are of KDA. Its channels get the same gates, so that the same recurrence
+    is expected."""
     return KERNELS[name][0] == "walk_in_turn"
 
 

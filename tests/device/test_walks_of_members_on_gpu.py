@@ -108,7 +108,7 @@ def test_walks_in_turn(page, dtype, K, V):
 @pytest.mark.parametrize("page", ["kimi_delta_attention", "gated_delta_rule_2", "gla"])
 def test_norms_in_turn(page):
     """Rows of q and k that the kernel divides by their norms, and gates in 16 bits."""
-    x, lengths = Walks(page, "shared keys", "bfloat16", 128, 128), CALLS["shared keys"][0]
+    x = Walks(page, "shared keys", "bfloat16", 128, 128)
     x.x["g"] = x.x["g"].clamp(min=-5).bfloat16().float()
     norm = {n: (y := (3 * x.x[n]).bfloat16(), y.float() / y.float().norm(dim=-1, keepdim=True)) for n in ("q", "k")}
     given = {**x.x, **{n: y for n, (y, _) in norm.items()}, "g": x.x["g"].bfloat16()}
@@ -117,7 +117,6 @@ def test_norms_in_turn(page):
     run = function(Build("tilelang", 16, algorithm=page, dtype="bfloat16", head_dim_k=128, head_dim_v=128, arch="sm_90a",
                          contract=accept, schedule=varied("walk_in_turn", "sm_90a")))
     given = {n: y[None] if y.ndim > 1 else y for n, y in given.items()} | {"cu_seqlens": x.ends, "output_final_state": True}
-    assert sum(lengths) == x.x["q"].shape[0]
     x.near(lambda: run(**given, initial_state=x.S.clone()))
 
 
