@@ -76,6 +76,8 @@ def _plain(kind: str, args: tuple[str, ...], attrs: dict[str, Any]) -> str:
         return f"{args[0]}_{rows}"
     if kind in ("to_middle", "from_middle"):
         return f"{args[0]}_{kind.partition('_')[0]}_{attrs['size']}"
+    if kind == "last" and attrs.get("before"):
+        return f"{args[0]}_{attrs['before']}_before_last"
     if kind == "block":
         return f"{args[0]}_{attrs['row']}_{attrs['col']}"
     if kind == "exp" and (_TO_END.fullmatch(args[0]) or _CHUNK.fullmatch(args[0])):

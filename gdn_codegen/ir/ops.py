@@ -666,8 +666,8 @@ op("add_rows", "the tile with its row `of` added to each of `width` rows from `t
    zero=zeros.running_sums)
 op("from_quarters", "a tile made of its four quarters: upper left, upper right, lower left, lower right", _from_quarters,
    _of_four, attrs=("dims",))
-op("last", "the last row of a tile, as a vector, or the last entry of a vector",
-   _drop_first, lambda attrs, x: x[-1],
+op("last", "the last row of a tile, as a vector, or the last entry of a vector. `before`: the one so many before it",
+   _drop_first, lambda attrs, x: x[-1 - attrs.get("before", 0)], attrs=("before",),
    zero=zeros.column_sums, text=texts.last, view=("cores",), entry=True, loaded="last", across_rows=True, vjp=vjps.last)
 op("delay", "the rows of a tile moved down by as many tokens as further operands. These are the first rows, in their order. "
    "`given`: the rows lie so already, and the further operands are the first rows in a sequence's first chunk only",

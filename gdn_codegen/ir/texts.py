@@ -55,7 +55,8 @@ def const(o: Op, x: list[str]) -> str:
 
 def last(o: Op, x: list[str]) -> str:
     """The last entry of a vector, or the last row of a tile."""
-    return f"{x[0]}[..., -1]" if o.type is not None and not o.type.dims else f"{x[0]}[..., -1, :]"
+    at = -1 - o.attr("before", 0)
+    return f"{x[0]}[..., {at}]" if o.type is not None and not o.type.dims else f"{x[0]}[..., {at}, :]"
 
 
 def delay(o: Op, x: list[str]) -> str:

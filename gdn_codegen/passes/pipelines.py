@@ -30,6 +30,7 @@ from .algebra.clamp_decay import clamp_decay
 from .algebra.decayed_products import decayed_products
 from .algebra.decompose import decompose
 from .algebra.early_terms import early_terms
+from .algebra.fewer_exponentials import fewer_exponentials
 from .algebra.fold_into_inverse import fold_into_inverse
 from .algebra.masks import masks
 from .algebra.moved_rows import moved_rows
@@ -144,6 +145,7 @@ FRONT: Passes = (
     ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
     ("norms_from_products", lambda p, c: norms_from_products(p, c.schedule, c.dtype)),
+    ("fewer_exponentials", lambda p, c: fewer_exponentials(p, c.schedule)),
     ("single_token", lambda p, c: single_token(p, c.schedule, c.device)),
     ("masks", lambda p, c: masks(p)),
     ("comments", lambda p, c: comments(p)),

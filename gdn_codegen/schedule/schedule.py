@@ -194,6 +194,11 @@ class Schedule:
         """Whether a group names a role, so that the schedule serves any page."""
         return any(n.startswith("@") for group in self.kernels for n in group)
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether warps of an agent run iterations of the walk in turn (`AgentPlan.in_turns`)."""
+        return bool(self.agents) and any(a.in_turns for a in ASSIGNMENTS[self.agents].agents)
+
     def adapted(self, p: Program) -> Schedule:
         """This schedule for a page: in a generic schedule the form becomes "direct" if the page has no inverse. p: traced."""
         inverts = any(isinstance(o, Op) and o.kind == "unit_lower_inverse" for o in p.walk.body)

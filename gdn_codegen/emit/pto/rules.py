@@ -74,7 +74,7 @@ def _view(k: KernelWriter, o: Op) -> list[str]:
 @rule("last")
 def _last(k: KernelWriter, o: Op) -> list[str]:
     x = o.args[0]
-    value = f"{k.name(x)}.GetValue({k.buffer(x).shape[0] - 1})"
+    value = f"{k.name(x)}.GetValue({k.buffer(x).shape[0] - 1 - o.attr('before', 0)})"
     return [f"const float {k.name(o.out)} = {f'rows{k.which} > 0 ? {value} : 0.0f' if k.which else value};"]
 
 

@@ -108,7 +108,7 @@ def row(w: KernelWriter, o: Op, x: Value) -> At:
 
 @rule("last")
 def last(w: KernelWriter, o: Op, x: Value) -> At:
-    end = f"{w.dim(x.dims[0])} - 1"
+    end = f"{w.dim(x.dims[0])} - {1 + o.attr('before', 0)}"
     return lambda *index: x.at(end, *index)
 
 
@@ -140,7 +140,8 @@ def to_middle(w: KernelWriter, o: Op, x: Value, before: Value | None = None) -> 
     size = o.attr("size")
 
     def at(i: str, j: str) -> Text:
-        here, middle = x.at(i, j), x.at(f"{i} // {2 * size} * {2 * size} + {size - 1}", j)
+        here, i = x.at(i, j), i if i.isidentifier() else f"({i})"
+        middle = x.at(f"{i} // {2 * size} * {2 * size} + {size - 1}", j)
         after, end = before.at(i, j) if before is not None else here, middle.at(SUM + 1)
         later = Text(f"{after.at(SUM)} - {end}", SUM)
         if o.kind == "from_middle":

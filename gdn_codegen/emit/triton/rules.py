@@ -118,7 +118,7 @@ def cumsum(w: KernelWriter, o: Op, x: Text) -> Text:
 @rule("last")
 def last(w: KernelWriter, o: Op, x: Text) -> Text:
     dims = w.type[o.args[0]].dims
-    here = f"{w.index(dims[0], 0, len(dims))} == {w.dim(dims[0])} - 1"
+    here = f"{w.index(dims[0], 0, len(dims))} == {w.dim(dims[0])} - {1 + o.attr('before', 0)}"
     return Text(f"tl.sum(tl.where({here}, {x}, 0.0), axis=0)")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ...ir.body import Body
 from ...ir.core import Kernel, Op, Program
-from ...schedule.agents import ASSIGNMENTS
 from ...schedule.schedule import Schedule
 from ..common import rebuild_kernels, walks
 from ..match import matched
@@ -21,8 +20,7 @@ def norms_from_products(p: Program, s: Schedule, dtype: str) -> Program:
     float32."""
     if dtype == "float32":
         return p
-    in_turn = bool(s.agents) and any(a.in_turns for a in ASSIGNMENTS[s.agents].agents)
-    return rebuild_kernels(p, lambda k: _Squares(k, in_turn and walks(k)))
+    return rebuild_kernels(p, lambda k: _Squares(k, s.in_turns and walks(k)))
 
 
 class _Squares:
