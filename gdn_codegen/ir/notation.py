@@ -31,6 +31,8 @@ def _pattern(x: ast.expr) -> Pattern:
         return Pattern("", x.id)
     if isinstance(x, ast.Constant):
         return Pattern("const", attrs=(("value", float(x.value)),))  # type: ignore[arg-type]
+    if isinstance(x, ast.UnaryOp) and isinstance(x.operand, ast.Constant):  # a number, which passes look for
+        return Pattern("const", attrs=(("value", -float(x.operand.value)),))  # type: ignore[arg-type]
     if isinstance(x, ast.UnaryOp):
         return Pattern("neg", args=(_pattern(x.operand),))
     if isinstance(x, ast.Subscript):

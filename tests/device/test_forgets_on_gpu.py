@@ -10,6 +10,7 @@ from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import SCHEDULES, named
+from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.targets import OWN
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -18,6 +19,10 @@ if runs("tilelang", "cuda"):  # running sums of heads side by side
     BUILDS += [Build("tilelang", schedule=replace(named("walk"), name="two_heads", value_heads=2))]
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
         BUILDS += [Build("tilelang", schedule=s, arch="sm_90a") for s in ("walk", "fused_walk")]
+#: Kimi Delta Attention with gates that count as -5 where they are less.
+BOUNDED = [(t, s, "", 64) for t in OWN if t != "pto" and runs(t, "cuda") for s in ("fused", "staged")]
+if runs("tilelang", "cuda") and torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+    BOUNDED += [("tilelang", "operand_walk", "sm_90a", 64), ("tilelang", "walk_in_turn", "sm_90a", 16)]
 #: Of value heads 1 to 5: first, in the middle and last of a chunk; several; all of a chunk.
 TOKENS = [[64], [90], [127], [0, 63, 65, 66, 100], list(range(64, 128))]
 
@@ -43,3 +48,16 @@ def test_a_token_that_forgets_all(b):
     y["g"][5, 0] = torch.nan
     o, S = call(fn, y)
     assert o[64:200, 0].isnan().all() and S[0, 0].isnan().all() and not o[:, 1:].isnan().any()
+
+
+@pytest.mark.parametrize("target, schedule, arch, chunk", BOUNDED)
+def test_a_bounded_gate_that_is_nan(target, schedule, arch, chunk):
+    """It is no gate of -5: what a channel has forgotten is not known from then on."""
+    fn = on_gpu(function(Build(target, chunk, algorithm="kimi_delta_attention", dtype="bfloat16", schedule=schedule, arch=arch,
+                               contract=Contract.parse("g=floored"))))
+    x = problem([200, 70], 1, 2, 128, 128, torch.bfloat16, gate=-0.1)
+    x["g"] = x["g"][:, :, None].repeat(1, 1, 128)
+    x["g"][5, 0, 3] = torch.nan
+    o, S = call(fn, x)
+    assert o[64:200, 0].isnan().all() and S[0, 0, 3].isnan().all()
+    assert o[:, 1].isfinite().all() and o[200:].isfinite().all() and S[1].isfinite().all() and S[:, 1].isfinite().all()

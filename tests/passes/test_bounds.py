@@ -3,8 +3,12 @@ import re
 
 import pytest
 
+from gdn_codegen.algorithms import FORMS
+from gdn_codegen.input_forms import INPUT_FORMS
 from gdn_codegen.ir.builder import algorithm, carried, maximum, row_sum
+from gdn_codegen.ir.core import walk
 from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.schedule.contract import Contract
 
 
 @algorithm(k="C K", v="C V", S=carried("K V"))
@@ -33,6 +37,14 @@ def test_constants_and_nothing_else_are_bounds(target):
     found = marks(target)
     assert len(found) > 1 and any(bound is not None for *_, bound in found)
     assert all(bound == (constant.index(True) if any(constant) else None) for *constant, bound in found)
+
+
+@pytest.mark.parametrize("form", [n for n in FORMS["g"] if re.search(r"(max|min)imum\(", INPUT_FORMS[n].value)])
+@pytest.mark.parametrize("target", ["triton", "tilelang"])
+def test_numbers_of_forms_are_bounds_too(target, form):
+    b = Build(target, 32, algorithm="kimi_delta_attention", schedule="fused", contract=Contract.parse(f"g={form}"))
+    found = [o for k in lowered(b).kernels for o in walk(k.body) if o.kind in ("maximum", "minimum")]
+    assert found and all(o.attr("bound") is not None for o in found), found
 
 
 def test_cores_need_no_mark():
