@@ -14,6 +14,8 @@ from gdn_codegen.emit import pto
 from gdn_codegen.emit.pto.declarations import pruned
 from gdn_codegen.emit.pto.values import OWN
 from gdn_codegen.ir.core import map_ops
+from gdn_codegen.ir.verify import verify
+from gdn_codegen.passes.sync.single_launch import single_launch
 from gdn_codegen.prove.happens_before import RaceError, check_waits
 from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import Build, lowered
@@ -30,16 +32,29 @@ LIMIT = 40
 
 
 def launches(page):
-    """(program, kernel text) of each launch under every schedule that takes the page, each also as one launch."""
+    """(program, kernel text) of each launch under every schedule that takes the page, each also as one launch. The last pass
+    makes that one, so a program is lowered for both at once."""
     for schedule in SCHEDULES:
-        for launch in ("kernels", "single"):
-            b = Build("pto", 64, algorithm=page, schedule=replace(named(schedule), launch=launch))
-            try:
-                p = lowered(b)
-            except ValueError:
-                continue
-            for k in pto.emit(p, b.layout, b.heads):
-                yield p, k
+        b = Build("pto", 64, algorithm=page, schedule=schedule)
+        try:
+            p = lowered(b)
+        except ValueError:
+            continue
+        for one in (p, verify(single_launch(p, single(schedule), b.device))):
+            for k in pto.emit(one, b.layout, b.heads):
+                yield one, k
+
+
+def single(schedule):
+    """The named schedule as one launch."""
+    return replace(named(schedule), launch="single")
+
+
+def test_lowering_for_one_launch_differs_in_the_last_pass(unchecked):
+    """Which `launches` relies on."""
+    for schedule in ("staged", "fused", "walk"):
+        p, one = (lowered(Build("pto", 64, schedule=s)) for s in (schedule, single(schedule)))
+        assert one == single_launch(p, single(schedule), ASCEND_A2) != p
 
 
 def sections(body):
@@ -78,7 +93,7 @@ def test_text_of_every_schedule(unchecked, page):
 
 def test_a_section_without_work_is_no_loop(unchecked):
     """In one launch the cube core takes part in the barrier after [G], and does nothing else there."""
-    (k,) = pto.emit(lowered(Build("pto", 64, schedule=replace(named("staged"), launch="single"))), "bthd")
+    (k,) = pto.emit(lowered(Build("pto", 64, schedule=single("staged"))), "bthd")
     first = sections(k.body)[0]
     assert "for (" not in first and "pipe_barrier(PIPE_ALL);" in first
 
