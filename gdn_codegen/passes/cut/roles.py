@@ -40,8 +40,7 @@ class _Roles:
     """The graph of a walk's values, with those that depend on a state and those on which a result depends."""
     def __init__(self, p: Program) -> None:
         """Finds what depends on a state (`waits`), and on what an output or a next state depends (`wanted`)."""
-        self.p, loop = p, p.walk
-        self.ops = [o for o in loop.body if isinstance(o, Op)]
+        self.p, loop, self.ops = p, p.walk, [o for o in p.walk.body if isinstance(o, Op)]
         self.defs, self.type, self.count = {o.out: o for o in self.ops if o.out}, types(loop.body), uses(loop.body)
         self.states = tuple(c.name for c in loop.carried)
         self.outputs = tuple(o.args[0] for o in self.ops if o.kind == "store" and not keeps_state(p, o))
@@ -53,7 +52,8 @@ class _Roles:
             self.wanted |= set(o.args) if o.out in self.wanted else set()
             self.needed |= set(o.args) if o.out in self.needed else set()
         cotangents = {o.out for o in self.ops if o.kind == "boundary" and o.attr("back")}
-        self.core = tuple(n for n in self.defs if n in cotangents & self.wanted | set(self.outputs) - after(self.ops, cotangents))
+        core = cotangents & self.wanted | set(self.outputs) - after(self.ops, cotangents)
+        self.core = tuple(n for n in self.defs if n in core)
 
     def of(self) -> dict[str, tuple[str, ...]]:
         """The values of each role, in the order of their definition."""

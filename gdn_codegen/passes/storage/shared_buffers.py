@@ -50,7 +50,7 @@ def _no_later_reader(v: StoredValues, lp: Loop, name: str, new: str) -> bool:
 
 def share_accumulators(v: StoredValues, owner: dict[str, str]) -> None:
     """Let a product overwrite its accumulator if the accumulator has no later reader."""
-    order, operands = {o: n for n, o in enumerate(v.ops)}, v.operands()
+    order, operands = {o: n for n, o in enumerate(v.ops)}, v.operands
     for o in v.ops:
         if o.kind != "matmul" or len(o.args) < 3 or o.out not in owner:
             continue

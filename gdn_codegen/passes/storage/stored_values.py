@@ -9,6 +9,8 @@ Values that lie in registers until a later product has been computed cost regist
 """
 from __future__ import annotations
 
+from functools import cached_property
+
 from ...devices import Device
 from ...ir.core import Kernel, Op, Program, loops, types, uses
 from ...ir.ops import OF_ROWS, OPS
@@ -34,9 +36,8 @@ class StoredValues:
 
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
         """Collects the ops of `k` and who reads them."""
-        self.device, self.sizes, self.type = device, {**p.sizes, **k.sizes}, types(k.body)
-        self.count = uses(k.body)
-        self.ops = k.ops
+        self.device, self.sizes, self.type, self._stored = device, {**p.sizes, **k.sizes}, types(k.body), dict[Op, bool]()
+        self.count, self.ops = uses(k.body), k.ops
         self.defs = {o.out: o for o in self.ops if o.out}
         self.place = {o: n for n, o in enumerate(self.ops)}
         self.readers = readers(k.body)
@@ -49,9 +50,14 @@ class StoredValues:
 
     def stored(self, o: Op) -> bool:
         """Whether the value of `o` has storage. Otherwise it is an expression in its reader."""
-        if o.out in self.carried | self.begins:
+        known = self._stored.get(o)
+        return known if known is not None else self._stored.setdefault(o, self._has_storage(o))
+
+    def _has_storage(self, o: Op) -> bool:
+        """What `stored` keeps for each op."""
+        if o.out in self.carried or o.out in self.begins:
             return True
-        if is_view(o) and o.out not in self.operands():
+        if is_view(o) and o.out not in self.operands:
             return False
         if not OPS[o.kind].elementwise:
             return True
@@ -101,6 +107,7 @@ class StoredValues:
         first, last = min(self.place[o] for o in ops), max(self.place[o] for o in ops)
         return any(o.kind == "matmul" for o in self.ops[first + 1:last])
 
+    @cached_property
     def operands(self) -> set[str]:
         """The values that must be in the operands' space: operands of products, and inverses of blocks."""
         made = {o.out for o in self.ops if o.kind == "diag_inverse"}  # most of its entries stay zero, and need no registers
@@ -119,7 +126,7 @@ class StoredValues:
             return d.vector
         if o is not None and o.kind == "move":
             return str(o.attr("space"))
-        if value in self.operands():
+        if value in self.operands:
             return d.operand
         if (o is not None and OPS[o.kind].across_rows) or any(OPS[r.kind].across_rows for r, _ in self.readers.get(value, [])):
             return d.loaded
