@@ -1,4 +1,4 @@
-"""What an instance finds from the lengths of all sequences: device functions, run by 32 threads of a CPU in place of a warp."""
+"""What an instance finds from the lengths of all sequences: device functions, run by 32 lanes on a CPU in place of a warp."""
 import random
 import shutil
 import subprocess
@@ -43,7 +43,7 @@ def run(cases, costs, folder):
     (folder / "lengths.cpp").write_text(PROGRAM.format(
         warp=Path(__file__).with_name("warp.h"), costs=", ".join(map(str, costs)),
         **{n: FOLDER / f"{n}.cuh" for n in ("by_length", "part_chunks")}))
-    subprocess.run(["g++", "-std=c++20", "-O1", "-pthread", "lengths.cpp", "-o", "lengths"], cwd=folder, check=True)
+    subprocess.run(["g++", "-std=c++20", "-O1", "lengths.cpp", "-o", "lengths"], cwd=folder, check=True)
     given = "".join(f"{len(lens)} {' '.join(map(str, rest))} {' '.join(map(str, lens))}\n" for lens, *rest in cases)
     found = subprocess.run([folder / "lengths"], input=given, capture_output=True, text=True, check=True).stdout
     rows = [[int(x) for x in line.split()] for line in found.splitlines()]
