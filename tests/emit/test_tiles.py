@@ -3,6 +3,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,9 @@ def test_a_mask_compares_each_entry_with_its_own_column(walk):
             assert eval(kept, {"below": below, "i": i, "j": j}) == (i >= j), (i, j)
 
 
+@cache
 def cuda_of(text):
+    """CUDA of the walk of a module's text. Kept, since tests ask for that of the same text."""
     return cuda(module(text), "o_S")
 
 
