@@ -5541,14 +5541,25 @@ class PtoLauncher:
         return found
 
     def _load(self, kind: str) -> ctypes.CDLL:
-        """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content."""
+        """The compiled kernels for "npu" or "cpu", from the cache if they are there. A file is named by a hash of its content.
+        ValueError for a cache that cannot be written."""
+        given = os.environ.get("GDN_CODEGEN_CACHE")
+        folder = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen"
+        try:
+            return self._compiled(kind, folder)
+        except OSError as e:
+            at = Path(str(e.filename)).absolute()
+            if e.filename is None or not (at in folder.absolute().parents or at.is_relative_to(folder.absolute())):
+                raise
+            raise ValueError(f"GDN_CODEGEN_CACHE: got {folder}: {e.strerror}; accepted: a folder that can be written") from e
+
+    def _compiled(self, kind: str, folder: Path) -> ctypes.CDLL:
+        """`_load` with this cache."""
         if kind == "npu":
             seed = self.source + " ".join(compile_command("", ""))
         else:
             from gdn_codegen import pto_sim
             seed = self.source + str(pto_sim.runtime_object())
-        given = os.environ.get("GDN_CODEGEN_CACHE")
-        folder = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdn_codegen"
         name = f"{hashlib.sha256(seed.encode()).hexdigest()[:24]}_{kind}.so"
 
         def make(built: Path) -> None:

@@ -259,6 +259,14 @@ def test_a_damaged_module_in_the_cache_is_written_again(tmp_path, monkeypatch):
         load.cached(Build("triton"))
 
 
+@pytest.mark.parametrize("under", ["", "a/b"])
+def test_a_module_of_pto_names_a_cache_that_cannot_be_written(tmp_path, monkeypatch, under):
+    path = load.write(Build("pto", 16, head_dim_k=16, head_dim_v=16, dtype="float32"), tmp_path)
+    monkeypatch.setenv("GDN_CODEGEN_CACHE", str(cache.write(tmp_path / "file", "no folder") / under))
+    with pytest.raises(ValueError, match=r"GDN_CODEGEN_CACHE: got .*file.*: Not a directory; accepted: a folder that can be "):
+        import_path(path)._launcher.library("cpu")
+
+
 @pytest.mark.parametrize("chunks", ["x", "-3", ""])
 @pytest.mark.parametrize("read", [import_path, fresh])
 def test_chunks_of_a_part_are_a_number(read, chunks, tmp_path, monkeypatch):
