@@ -41,10 +41,10 @@ def keep_types() -> None:
         vars(self).update(blocks[key])
 
     interpreter._get_np_dtype, core.tensor.__init__, core.block_type.__init__ = kept_dtype, kept_init, kept_block
-    pass_over()
+    skip_needless()
 
 
-def pass_over() -> None:
+def skip_needless() -> None:
     """Change Triton, for this process, so that it converts no operands of one type, broadcasts none of one shape, and takes no
     sum or product again in 64 bits for an assertion that only a build for debugging makes."""
     import triton.language.core as core

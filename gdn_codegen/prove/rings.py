@@ -89,7 +89,6 @@ class _Check:
         #: op -> the values that it reads, with their buffers
         self.sources = {o: [(x, self.buffers[home.get(x, x)]) for x in read(o)] for lp in loops(k.body)
                         for o in lp.body if isinstance(o, Op)}
-        self.ahead = [o for o in self.loop.ops if o.attr("begun")]  # loads whose copies are begun with those of others
         # A copy is ordered only with copies that arrive at the same barrier.
         copies = dict.fromkeys((o.agent, str(o.attr("channel"))) for o in k.ops if o.kind == "load" and o.attr("channel"))
         self.turns = {a.name: a.turns for a in k.agents}
@@ -271,11 +270,12 @@ class _Check:
                                  "wrote it, and no fence stands between")
         c.issue(pipe)
         who = self.who(o.agent, i)
-        number = c.issue(shared := c.number[who, SHARED])
-        if o.attr("asynchronous"):
-            self.begun.setdefault(o.agent, []).extend((o, (x.name, i % x.slots)) for _, x in sources)
-        else:
-            for x in (x for _, x in sources if x.space == self.device.operand):
+        shared = c.number[who, SHARED]
+        number = c.issue(shared)
+        for _, x in sources:
+            if o.attr("asynchronous"):
+                self.begun.setdefault(o.agent, []).append((o, (x.name, i % x.slots)))
+            elif x.space == self.device.operand:
                 self.read.setdefault((x.name, i % x.slots), []).append((o, shared, number))
         if not o.buffer:
             return
@@ -291,7 +291,7 @@ class _Check:
         elif slot not in self.early:
             raise self.error(f"{o.out} of {o.agent} waits in iteration {i} for a copy that {o.attr('begun')} did not begin")
         self.early.discard(slot)
-        for y in self.ahead if o.attr("tail") else ():  # a warm-up has no tails
+        for y in self.loop.ops if o.attr("tail") else ():  # a warm-up has no tails
             if y.attr("begun") == o.out:
                 self.begin(i, y, known)
         self.read.pop(slot, None)

@@ -55,6 +55,11 @@ def in_turn(k):
     return [o for o in k.ops if o.agent == agent.name]
 
 
+def exponentials(k):
+    """How many tiles of exponentials the kernel computes."""
+    return sum(o.kind == "exp" and o.type.rank == 2 for o in k.ops)
+
+
 @pytest.mark.parametrize("gates", ["slow", "mixed"])
 @pytest.mark.parametrize("page, fields", [*((x, {}) for x in PAGES), ("kimi_delta_attention", {"residuals": "@update"}),
                                           ("kimi_delta_attention", {"partition": "decay"}), ("delta_rule", {})])
@@ -219,6 +224,7 @@ def test_a_page_with_other_names_and_another_spelling():
     p, q, case = lowered(b), lowered(build()), Case((37, 0, 70), gates="slow")
     assert len(p.kernels) == 1 and sorted(o.kind for o in in_turn(p.kernels[0]) if o.buffer) == sorted(
         o.kind for o in in_turn(q.kernels[0]) if o.buffer)
+    assert exponentials(p.kernels[0]) == exponentials(q.kernels[0]) == 2
     x = drawn("kimi_delta_attention", case, q, b.sizes)
     want = expected("kimi_delta_attention", case, {n: y.clamp(min=-5) if n == "g" else y for n, y in x.items()})
     given = {"r": x["q"], "w": x["k"], "u": x["v"], "f": x["g"], "share": x["beta"], "initial_state": x["S"]}

@@ -43,8 +43,29 @@ def test_constants_and_nothing_else_are_bounds(target):
 @pytest.mark.parametrize("target", ["triton", "tilelang"])
 def test_numbers_of_forms_are_bounds_too(target, form):
     b = Build(target, 32, algorithm="kimi_delta_attention", schedule="fused", contract=Contract.parse(f"g={form}"))
-    found = [o for k in lowered(b).kernels for o in walk(k.body) if o.kind in ("maximum", "minimum")]
-    assert found and all(o.attr("bound") is not None for o in found), found
+    ops = {o.out: o for k in lowered(b).kernels for o in walk(k.body) if o.out}
+    found = [o for o in ops.values() if o.kind in ("maximum", "minimum")]
+    assert found and all(ops[o.args[o.attr("bound", 9)]].kind == "const" for o in found), found
+
+
+@algorithm(k="C K", v="C V", S=carried("K V"))
+def limited(k, v, S, *, limit="0.5"):
+    """A page with bounds that the caller gives."""
+    o = k @ S
+    S = S + maximum(-limit, k).T @ maximum(v, 2 * limit)
+    return o, S
+
+
+@pytest.mark.parametrize("target, text", [
+    ("triton", r"tl\.maximum\(-limit, k\S*, propagate_nan=tl\.PropagateNan\.ALL\)"),
+    ("tilelang", r"T\.if_then_else\(\s*T\.cast\(k\S* \S* T\.float32\) < minus_limit,\s*minus_limit,\s*T\.cast\(k")])
+def test_numbers_of_callers_are_bounds(target, text):
+    b = Build(target, 32, algorithm=limited, schedule="fused")
+    p = lowered(b)
+    found = [o for k in p.kernels for o in walk(k.body) if o.kind == "maximum"]
+    assert len(found) == 2 and all(o.attr("bound") is not None for o in found)
+    body = "\n".join(k.body for k in b.of.emit(p, b.layout, b.heads))
+    assert re.search(text, body), body
 
 
 def test_cores_need_no_mark():

@@ -1,13 +1,13 @@
-"""fewer_exponentials: multiplies exponentials that a walk has anyway by one for each channel. For warps in turn.
+"""fewer_exponentials: computes exponentials of running sums as products of other exponentials. For warps in turn.
 
 Where gates have a lower bound, one decayed product may serve all pairs of a chunk (`decayed_products`). It reads a * exp(G - m)
 and b * exp(m - G), with the sums m of the middle row. The other exponentials of running sums then follow from these:
 
     exp(G) = exp(G - m) * exp(m), exp(last(G) - G) = exp(m - G) * exp(last(G) - m)
 
-So half as many tiles of exponentials are left. Where a tile is scaled by both exponentials of a line, the second product is the
-first one times a row. The sums differ by at most 80 within such a chunk, so that no factor overflows, and a product loses no more
-than another rounding.
+exp(m) and exp(last(G) - m) are rows, so half as many tiles of exponentials are left. Where a tile is multiplied by both
+exponentials of an equation, the product with the left one is the product with the other times the row. The sums differ by at most
+80 within such a chunk, so that no factor overflows, and a product loses no more than another rounding.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Factors:
         """middle: how many rows are before the middle of a chunk, 0 if the kernel stays as it is."""
         self.defs = {o.out: o for o in k.ops if o.out}
         self.middle = middle
-        #: Pattern of an exponential, running sums -> the exponential of their differences to a middle row, and the sums of that.
+        #: By pattern, and by the running sums G: the tile exp(G - m) or exp(m - G), and the sums of which m is a row.
         self.factors: dict[str, dict[str, tuple[Op, str]]] = {LATER: {}, EARLIER: {}}
         #: Factors -> their product.
         self.products = {frozenset(o.args): o for o in reversed(self.defs.values()) if o.kind == "mul"}
@@ -62,7 +62,8 @@ class _Factors:
         return None
 
     def found(self, o: Op | None) -> Iterator[tuple[str, str, Op]]:
-        """The pattern of an exponential of running sums, the sums with the middle row, and the factor from which it follows."""
+        """If `o` is an exponential of running sums: its pattern, the sums of which m is a row, and the tile exp(G - m) or
+        exp(m - G)."""
         for text, factors in self.factors.items():
             found = matched(text, o, self.defs)
             if found and found["x"] in factors:
@@ -70,7 +71,7 @@ class _Factors:
                 yield text, sums, factor
 
     def scaled(self, o: Op, b: Body, factor: Op, text: str, sums: str) -> str:
-        """`factor` times the row by which the exponential `text` is more, in place of `o`. sums: those with the middle row."""
+        """`factor` times exp(m) or exp(last(G) - m), as the pattern `text` needs, in place of `o`. sums: m is their row."""
         for x in (*needed_before(factor, self.defs, b.types), factor):
             if x.out not in b.types:
                 b.copy(x)
