@@ -19,7 +19,13 @@ KINDS: dict[str, Callable[[Program], Program]] = {
     "solved_states": lambda p: saving(p, outputs=False, solved="solutions"),
     "solved_gradient": lambda p: differentiate(p, "solutions"),
     "inverse_states": lambda p: saving(p, outputs=False, solved="inverses"),
-    "inverse_gradient": lambda p: differentiate(p, "inverses")}
+    "inverse_gradient": lambda p: differentiate(p, "inverses"),
+    "stored_states": lambda p: saving(p, outputs=False, solved="operands"),
+    "stored_gradient": lambda p: differentiate(p, "operands")}
+
+
+#: Those in which converted inputs are values of their own, behind boundaries.
+BOUNDED = {k for k in KINDS if k.endswith("gradient") or k.startswith("stored")}
 
 
 class Derived(Algorithm):
@@ -38,9 +44,12 @@ class Derived(Algorithm):
                     "states": f"The states before each chunk, and the final ones. {first}",
                     "solved_states": f"The states before each chunk, what solves its system, and the final states. {first}",
                     "inverse_states": f"The states before each chunk, its inverse and solution, and the final states. {first}",
+                    "stored_states": "The states before each chunk, operands of products of each chunk, and the final states. "
+                                     f"{first}",
                     "gradient": f"The gradient of a loss by the inputs. {first}",
                     "solved_gradient": f"The gradient of a loss by the inputs. It reads what solves each system. {first}",
-                    "inverse_gradient": f"The gradient of a loss by the inputs. It reads inverses and solutions. {first}"}[kind]
+                    "inverse_gradient": f"The gradient of a loss by the inputs. It reads inverses and solutions. {first}",
+                    "stored_gradient": f"The gradient of a loss by the inputs. It reads operands of products. {first}"}[kind]
         self._where = f"{of._where}, {kind}"
 
     @cached_property
@@ -50,7 +59,7 @@ class Derived(Algorithm):
         from .schedule.contract import Contract
         p = self.of.trace()
         if self.forms:
-            p = caller_inputs(p, Contract(inputs=self.forms), scaled=not self.kind.endswith("gradient"))
+            p = caller_inputs(p, Contract(inputs=self.forms), scaled=self.kind not in BOUNDED)
         return KINDS[self.kind](p)
 
     @cached_property

@@ -185,12 +185,12 @@ class Check:
         """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
         (lengths, once), found = rows, dict[str, float]()
         for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
-            mine = self.problem.of_chunk(m, name, got)
+            mine, (_, *columns) = self.problem.of_chunk(name, got), self.tables.chunk_dims[name]
             tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
             for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
                 y = of_chunk[n % len(once), i]
                 x = mine[slot][:, :y.shape[1]].cpu()
-                if name in self.tables.pairs:  # a last chunk has fewer columns
+                if None in columns:  # a last chunk has fewer columns
                     fill = (0, self.tables.chunk - y.shape[2])
                     x, y = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y))
                 tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((x, y))

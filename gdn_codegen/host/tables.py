@@ -23,7 +23,8 @@ class Tables:
     head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
     if the caller must give it.
     chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
-    pairs: those of chunk_inputs and saved with a number for each pair of tokens.
+    chunk_dims: for each of chunk_inputs and saved, the extents of its tiles without padding, in the page's order. None stands for
+    the tokens of a chunk. held: those of chunk_inputs whose rows past a sequence's end repeat the last one, as running sums do.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
@@ -73,7 +74,8 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     saved: tuple[str, ...] = ()
-    pairs: tuple[str, ...] = ()
+    chunk_dims: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()

@@ -9,7 +9,8 @@ of the cotangent. No rule knows a page.
 The state before each chunk comes from memory, one tile for each chunk slot. `saving` gives a program that stores them: the page
 itself, or without its outputs, where a call computes the states again instead of keeping them. It may also store what solves the
 system of each chunk, which takes a product with the inverse and one with the state, and the inverse. Of the inverse it stores
-what lies below the diagonal. The ones on the diagonal are a sum: T^T dU = dU + (T below the diagonal)^T dU.
+what lies below the diagonal. The ones on the diagonal are a sum: T^T dU = dU + (T below the diagonal)^T dU. And it may store what
+else both programs compute of a chunk's inputs alone (`ir/stored.py`).
 
 A sum over the value heads of a key head is left to the caller: gradients of inputs of key heads have a row for each value head.
 So is the sum over tokens of the gradient of a number or vector of a value head: the program gives the part of each token.
@@ -18,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
-from .body import Body, free
+from .body import Body
 from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
 from .ops import OPS, TypeRuleError
 from .padding import sums_over_padding
 from .reverse import Reverse
+from .stored import Solved, ops_of, stored, wide
 from .types import Tensor
 
 
@@ -42,33 +43,6 @@ def derivative(name: str) -> str:
     return f"d_{name}"
 
 
-#: What a gradient reads beside states: nothing, the solutions of each chunk, or these and the inverses that only these read.
-Solved = Literal["", "solutions", "inverses"]
-#: What gradients may read beside states, the most first, and how names of such derived pages begin.
-PREFIXES: dict[Solved, str] = {"inverses": "inverse_", "solutions": "solved_", "": ""}
-
-
-def solutions(p: Program) -> list[str]:
-    """The values of a chunk that solve a system: products of an inverse and of what depends on a state, with the columns of the
-    first one."""
-    loop = p.walk
-    defs, of_state = {o.out: o for o in loop.body if isinstance(o, Op) and o.out}, {c.name for c in loop.carried}
-    for o in defs.values():
-        of_state |= {o.out} if of_state & set(o.args) else set()
-    return [o.out for o in defs.values() if o.kind == "matmul" and not o.attr("ta") and o.args[1] in of_state
-            and o.args[0] in defs and defs[o.args[0]].kind == "unit_lower_inverse"
-            and o.type is not None and o.type.dims == ("C", *loop.carried[0].type.dims[1:])]
-
-
-def inverses(p: Program) -> dict[str, str]:
-    """The inverses of a chunk that only solutions read, as the left operand of their product. For each, a name that the page does
-    not have, for the inverse without the ones on its diagonal."""
-    found, ops = set(solutions(p)), [o for o in p.walk.body if isinstance(o, Op)]
-    taken = {o.out for o in ops}
-    return {x.out: free(f"{x.out}_below", taken) for x in ops if x.kind == "unit_lower_inverse"
-            and all(o.out in found and o.args[1:] != (x.out,) and not o.attr("tb") for o in ops if x.out in o.args)}
-
-
 def saving(p: Program, outputs: bool = True, solved: Solved = "") -> Program:
     """The traced program `p`, which also stores the states before each chunk that its gradient reads.
 
@@ -76,13 +50,14 @@ def saving(p: Program, outputs: bool = True, solved: Solved = "") -> Program:
     """
     loop = p.walk
     kept = tuple(replace(t, role="output") for t in differentiate(p, solved).role("input") if t.index == "slot")
-    strict = inverses(p) if solved == "inverses" else {}
-    values = {chunk_states(n): n for n in (*(c.name for c in loop.carried), *solutions(p), *strict.values())}
-    stores, after = ([Op("store", "", (values[t.name],), (("tensor", t.name),)) for t in kept if ("C" in t.dims) is late]
-                     for late in (False, True))
+    read, states = stored(p, solved), {chunk_states(c.name): c.name for c in loop.carried}
+    values = states | {chunk_states(n): n for n in read.values()}
+    stores, after = ([Op("store", "", (values[t.name],), (("tensor", t.name),)) for t in kept if (t.name in states) is first]
+                     for first in (True, False))
     dropped = {t.name for t in p.role("output") if t.index == "token" and not outputs}
     body = [x for o in loop.body if isinstance(o, Op) and not (o.kind == "store" and o.attr("tensor") in dropped)
-            for x in (o, *([Op("strictly_lower", strict[o.out], (o.out,), (), o.type, o.line)] if o.out in strict else []))]
+            for x in (o, *([Op("strictly_lower", read[o.out], (o.out,), (), o.type, o.line)]
+                           if read.get(o.out, o.out) != o.out else []))]
     done = replace(p, name=f"{p.name}_saving" if outputs else f"{p.name}_states",
                    tensors=(*(t for t in p.tensors if t.name not in dropped), *kept))
     return _pruned(done.with_walk(replace(loop, body=(*stores, *body, *after))))
@@ -95,18 +70,20 @@ def differentiate(p: Program, solved: Solved = "") -> Program:
     final states (`d_final_state`, zero where absent). Its outputs are the derivatives by the inputs (`d_q`) and by the initial
     states (`d_initial_state`). TypeRuleError for an op without a derivative, with the line of the page.
 
-    solved: what it reads from memory, too, as it does the states.
+    solved: what it reads from memory, too, as it does the states. With operands it has no bound on what tokens forget, as that
+    would be one of the page's gates, and its own are in memory.
     """
-    return _Gradient(p, solutions(p) if solved else [], inverses(p) if solved == "inverses" else {}).run()
+    if solved == "operands":
+        p = replace(p, forgets="")
+    return _Gradient(p, stored(p, solved)).run()
 
 
 class _Gradient:
     """Builds the program of the gradients of one page."""
 
-    def __init__(self, p: Program, given: list[str], strict: Mapping[str, str]) -> None:
-        """Nothing is built yet. given: values of a chunk that come from memory. strict: inverses that do, without their
-        diagonal, by the names of what remains."""
-        self.p, self.loop, self.given, self.strict = p, p.walk, given, strict
+    def __init__(self, p: Program, stored: Mapping[str, str]) -> None:
+        """Nothing is built yet. stored: as for the function `stored`."""
+        self.p, self.loop, self.stored = p, p.walk, stored
         self.inputs = [t for t in p.role("input") if t.index in ("token", "head")]
         (kernel,) = p.kernels
         self.initial = {o.out: o.attr("tensor") for o in kernel.body if isinstance(o, Op) and o.kind == "load"}
@@ -124,13 +101,12 @@ class _Gradient:
         b.taken |= {f"{derivative(c.name)}_{end}" for c in self.loop.carried for end in "0T"} | set(b.types)
         for o in self.loop.body:
             assert isinstance(o, Op)
-            if o.out in self.given:
-                b.op("load", name=o.out, line=o.line, tensor=chunk_states(o.out))
-            elif o.out in self.strict:
-                b.op("load", name=self.strict[o.out], line=o.line, tensor=chunk_states(self.strict[o.out]))
+            if o.out in self.stored:
+                x = self.stored[o.out]
+                b.op("load", name=x if o.kind == "unit_lower_inverse" else o.out, line=o.line, tensor=chunk_states(x))
             elif o.kind != "store":
                 b.copy(o)
-        r = Reverse(self.p, b, self.strict)
+        r = Reverse(self.p, b, {n: x for n, x in self.stored.items() if n not in b.types})
         self.seed(r)
         for o in reversed(list(r.ops.values())):
             ct, r.line = r.cotangents.get(o.out), o.line
@@ -151,9 +127,10 @@ class _Gradient:
                    for t in self.p.tensors if t.index in ("token", "head", "sequence")]
         given = [t for t in self.p.role("input") if t.index != "sequence"]
         dims = {c.name: c.type.dims for c in self.loop.carried}
-        made = {o.out: o.type.dims for o in self.loop.body if isinstance(o, Op) and o.type is not None}
-        dims |= {n: made[n] for n in self.given} | {below: made[n] for n, below in self.strict.items()}
-        return (*given, *(Tensor(chunk_states(n), "input", "slot", "HV", x) for n, x in dims.items()), *derived)
+        ops = ops_of(self.p)
+        dims |= {x: o.type.dims for n, x in self.stored.items() if (o := ops[n]).type is not None}
+        return (*given, *(Tensor(chunk_states(n), "input", "slot", "HV", x, wide=n in ops and wide(ops[n]))
+                          for n, x in dims.items()), *derived)
 
     def seed(self, r: Reverse) -> None:
         """The cotangents of the page's outputs and next states."""
@@ -214,17 +191,25 @@ class _Gradient:
 def _without_padding(p: Program) -> Program:
     """`p`, whose sums over tokens leave out rows past the sequence's end where the graph does not show that these are zero.
 
-    They are: no output depends on such a row, or the page itself would be wrong for a ragged tail.
+    They are: no output depends on such a row, or the page itself would be wrong for a ragged tail. Without these rows a tile
+    below the diagonal has no columns there, too.
     """
     wrong = {o.out for _, o, d in sums_over_padding(p) if d == "C"}
     body: list[Stmt] = []
+    below = {s.out for s in p.walk.body if isinstance(s, Op) and s.kind == "strictly_lower"}
     for s in p.walk.body:
-        if isinstance(s, Op) and s.out in wrong:
+        assert isinstance(s, Op)
+        if s.kind == "mul" and below & set(s.args):
+            below.add(s.out)
+        if s.out in wrong:
             (a,) = s.args
             kept = f"{a}_valid"
             if not any(isinstance(o, Op) and o.out == kept for o in body):
                 type_of = next(o.type for o in body if isinstance(o, Op) and o.out == a)
-                body.append(Op("valid", kept, (a,), (), type_of, s.line))
+                rows = f"{a}_rows" if a in below else kept
+                body.append(Op("valid", rows, (a,), (), type_of, s.line))
+                if rows != kept:
+                    body.append(Op("strictly_lower", kept, (rows,), (), type_of, s.line))
             s = s.changed(args=(kept,))
         body.append(s)
     return p.with_walk(replace(p.walk, body=tuple(body)))

@@ -5,6 +5,8 @@ the padding of what kernels store to them, so a load from one is zero where ever
 """
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .core import Op, Program, Stmt, loops, types
 from .ops import OPS
 from .types import Tensor, Tile
@@ -36,6 +38,15 @@ def sums_over_padding(p: Program) -> list[tuple[str, Op, str]]:
         if all(axes == stored.get(name, ALL) for name, axes in loaded.items()):
             return found
     return []
+
+
+def zero_beyond(p: Program) -> dict[str, Axes]:
+    """The axes along which values of a traced program are zero beyond the caller's tensors, where tiles are larger than these."""
+    p = replace(p, extents=(("K", 1), ("V", 1)))
+    (k,) = p.kernels
+    visit = _Walk(p, 0, types(k.body), {(0, n) for n in types(k.body)}, {}, {})
+    visit.body(k.body)
+    return visit.zero
 
 
 def _wanted(p: Program, type_of: list[dict[str, Tile]]) -> set[Source]:
@@ -129,13 +140,13 @@ class _Walk:
             t = self.tensors[o.attr("tensor")]
             if t.index == "const" and t.fill == "eye 1.0 0.0":
                 self.units.add(o.out)
-            if t.role == "workspace":
+            if t.role != "input":
                 lies = self.stored.get(t.name, ALL) if t.index != "const" else NONE
                 if t.index != "const":
                     self.loaded.setdefault(t.name, lies)
             else:
                 filled = t.index == "token" and not o.attr("unfilled")
-                padded = [d in dict(self.p.extents) for d in t.dims]  # states of chunks are stored with zeros there
+                padded = [d in dict(self.p.extents) and not (t.index == "slot" and t.wide) for d in t.dims]  # see `ir/stored.py`
                 lies = frozenset(n for n, has in enumerate(padded) if has or (n == 0 and filled))
             return _in_memory(t, o, lies) & (z[1] if o.args[1:] else ALL)
         d, attrs = OPS[o.kind], dict(o.attrs)

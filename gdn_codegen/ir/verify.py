@@ -288,9 +288,9 @@ class _Kernel:
         """Check the type and the tensor of a load, and define its value. moved: the type of what it moves."""
         name, transposed = o.attr("tensor"), " transposed" if o.attr("transposed") else ""
         t = self.tensors[name]
-        if t.role == "output":
-            raise self.fail(o, f"loads the output {name}")
-        if t.role == "workspace" and t.index != "const" and name not in self.stored:
+        if t.role == "output" and t.index != "slot":
+            raise self.fail(o, f"loads the output {name}; accepted: inputs, workspaces, and outputs with a tile for each chunk")
+        if t.role != "input" and t.index != "const" and name not in self.stored:
             raise self.fail(o, f"loads {name} before any kernel wrote it")
         if o.attr("described") and not describes(self.p, self.k, o):
             raise self.fail(o, f"is marked `described`, and no descriptor of {name} can load it; accepted: whole rows of "

@@ -36,6 +36,7 @@ from .algebra.masks import masks
 from .algebra.moved_rows import moved_rows
 from .algebra.norms_from_products import norms_from_products
 from .algebra.operand_scales import operand_scales
+from .algebra.partial_sums import partial_sums
 from .algebra.precision import precision
 from .algebra.recent_rows import recent_rows
 from .algebra.residuals import residuals
@@ -127,6 +128,7 @@ FRONT: Passes = (
     ("canonical", lambda p, c: canonical(p, c.schedule)),
     ("check_exponents", lambda p, c: check_exponents(p)),
     ("reuse_products", lambda p, c: reuse_products(p)),
+    ("partial_sums", lambda p, c: partial_sums(p)),
     ("operand_scales", lambda p, c: operand_scales(p, c.schedule)),
     ("early_terms", lambda p, c: early_terms(p, c.schedule)),
     ("split_sums", lambda p, c: split_sums(p, c.schedule)),

@@ -12,6 +12,7 @@ from ..host.tables import Tables
 from ..input_forms import INPUT_FORMS, draws, reads
 from ..ir.core import Kernel, Program
 from ..ir.decays import log_decays
+from ..ir.differentiate import TRANSPOSED
 from ..ir.padding import chunk_tokens
 from ..ir.types import Tensor
 from ..schedule.contract import Contract
@@ -55,7 +56,8 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
         head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, tuple(p.shape(t)), t.dtype)),
         chunk_inputs=rows("input", "slot", typed), saved=rows("output", "slot", lambda t: t.name),
-        pairs=tuple(t.name for t in p.tensors if t.role != "workspace" and t.index == "slot" and t.dims == ("C", "C")),
+        held=tuple(t.name for t in p.role("input") if t.index == "slot" and t.wide and t.dims[0] == "C"),
+        chunk_dims={t.name: _chunk_dims(p, t) for t in p.tensors if t.role != "workspace" and t.index == "slot"},
         backward=traced.walk.step < 0,
         initial=rows("input", "sequence", whole), final=rows("output", "sequence", whole),
         checkpoints=rows("output", "checkpoint", whole),
@@ -74,6 +76,12 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),
         decays=tuple(sorted(log_decays(read))), tf32=b.of.tf32 and b.dtype == "float32",
         check_chunks=max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1)
+
+
+def _chunk_dims(p: Program, t: Tensor) -> tuple[int | None, ...]:
+    """The extents of the tiles of a tensor of chunks without padding, None for tokens, in the page's order."""
+    dims = [None if d == "C" else n for d, n in zip(t.dims, t.tile.shape(p.memory), strict=True)]
+    return tuple(dims[::-1] if t.name.endswith(TRANSPOSED) else dims)
 
 
 def _shared(k: KernelText) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution", "state_solution",
          "right_side", "operand", "keyed", "update", "pair", "summand", "factor", "score", "late_score", "keyless", "early",
-         "early_keyless", "sum", "tile", "converted", "core")
+         "early_keyless", "sum", "tile", "converted", "core", "stateless")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -180,10 +180,11 @@ class Schedule:
             raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
         alone = {g[0] for g in self.kernels if len(g) == 1}
         roles = ", ".join(f"@{r}" for r in ROLES)
-        unknown = [n for n in names if n.startswith("@") and n[1:].removesuffix("*" if n in alone else "") not in ROLES]
+        unknown = [n for n in names if n.startswith("@") and (n[1:].rstrip("*+") if n in alone else n[1:]) not in ROLES]
         if unknown:
             raise ScheduleError(f"schedule {self.name}: kernels has {', '.join(unknown)}, which is no role; accepted are "
-                                f"{roles}, in a group of its own also with a * at its end, and a page's values by their names")
+                                f"{roles}, in a group of its own also with a * or + at its end, and a page's values by their "
+                                "names")
         chosen = self.residuals.split(",") if isinstance(self.residuals, str) else [""]
         if self.residuals != "" and not all(n[1:] in ROLES if n.startswith("@") else n.isidentifier() for n in chosen):
             raise ScheduleError(f"schedule {self.name}: residuals={self.residuals!r}; accepted are {roles}, and a page's values "
@@ -229,7 +230,7 @@ SCHEDULES = {s.name: s for s in (
     Schedule("channel_gradient", (("@converted",),
                                   ("@gate_sum", "@inverse", "@summand", "@factor", "@early_keyless", "@operand"),
                                   ("@weight", "@offset", "@score"), ("@state", "@solution"), ("@early",),
-                                  ("@late_score", "@keyless"), ("@core",), ("@output",)),
+                                  ("@late_score", "@keyless"), ("@core",), ("@output+",)),
              state_layout="vk", k_block=64, narrow_workspaces=True),
 )}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.differentiate import Solved
+from ..ir.stored import Solved
 from ..schedule import named
 from ..schedule.schedule import PREPARED
 
@@ -47,6 +47,11 @@ ONE = GradientPlan(("fused", {}), (("fused", {}),))
 #: Walks for the states before chunks, the preferred one first.
 STATE_WALKS: tuple[Varied, ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
+#: Walks for the states of pages with a gate for each channel that also store what the gradient reads of a chunk's inputs alone.
+#: The kernel over chunks before the walk stores it.
+STORING_WALKS: tuple[Varied, ...] = tuple(
+    ("operand_walk", {"kernels": (("@converted",), ("@gate_sum", "@operand", "@gate", "@stateless"), ("@output", "@state")), **x})
+    for x in ({"v_block": 64}, {}))
 #: The field of a schedule whose sequences come in parts.
 IN_PARTS = {"partition": "decay"}
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again; one more where inputs have

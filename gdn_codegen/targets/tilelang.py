@@ -12,14 +12,25 @@ from ..devices.sm_90a import SM_90A
 from ..emit import tilelang
 from ..emit.base import KernelText, quoted
 from ..emit.tilelang import functions
-from ..ir.differentiate import PREFIXES
+from ..ir.stored import PREFIXES
 from ..passes.cut.partition import longest_warm_up
 from ..passes.cut.summaries import SUMMARIES
 from ..passes.pipelines import GROUPS, ONE_AGENT
 from ..schedule import OF_CORES, named, varied
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .candidates import Asked, Candidate, Space, Splits, several
-from .gradient_plans import BY_CHANNELS, IN_PARTS, OF_SOLUTIONS, ONE, ONE_WALK, STATE_WALKS, THREE, GradientPlan, late_sums
+from .gradient_plans import (
+    BY_CHANNELS,
+    IN_PARTS,
+    OF_SOLUTIONS,
+    ONE,
+    ONE_WALK,
+    STATE_WALKS,
+    STORING_WALKS,
+    THREE,
+    GradientPlan,
+    late_sums,
+)
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -154,9 +165,11 @@ GRADIENTS = {
              replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(named("gradient").kernels)}), rank=1),
              GradientPlan((BY_CHANNELS, {"v_block": 64}), STATE_WALKS, True, most=16, rank=1)),
     ARCH: (
-        *(GradientPlan((ONE_WALK, IN_PARTS), _STATES, True, ARCH, solved=x) for x in PREFIXES),
+        *(GradientPlan((ONE_WALK, IN_PARTS), _STATES, True, ARCH, solved=x) for x in PREFIXES if x != "operands"),
         *(GradientPlan((name, {"v_block": 64, "stages": n, **x}), _STATES, True, ARCH)
           for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
+        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, "kernels": OF_SOLUTIONS, **x}), STORING_WALKS, True, ARCH,
+                       solved="operands") for n in (3, 2, 1) for x in (IN_PARTS, {})),
         *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, **x, **y}), _STATES, True, ARCH,
                        solved="solutions" if y else "")
           for y in ({"kernels": OF_SOLUTIONS}, {}) for n in (3, 2, 1) for x in (IN_PARTS, {})))}

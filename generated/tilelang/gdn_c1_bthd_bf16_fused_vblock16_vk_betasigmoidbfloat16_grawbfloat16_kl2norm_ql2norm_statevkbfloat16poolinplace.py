@@ -658,7 +658,8 @@ class Tables:
     head_inputs: (name, default, dims after [value heads], dtype): one number or vector for each value head. The default is None
     if the caller must give it.
     chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
-    pairs: those of chunk_inputs and saved with a number for each pair of tokens.
+    chunk_dims: for each of chunk_inputs and saved, the extents of its tiles without padding, in the page's order. None stands for
+    the tokens of a chunk. held: those of chunk_inputs whose rows past a sequence's end repeat the last one, as running sums do.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
@@ -708,7 +709,8 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     saved: tuple[str, ...] = ()
-    pairs: tuple[str, ...] = ()
+    chunk_dims: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
@@ -2082,24 +2084,29 @@ class CheckProblem:
         for name, dims in tables.initial:
             x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
             out[name] = x.to(self.DTYPES[tables.state_dtype])
-        for n, (name, dims, dtype) in enumerate(tables.chunk_inputs):
+        for name, dims, dtype in tables.chunk_inputs:
             x = torch.zeros(len(lengths), -(-max(lengths) // tables.chunk), heads[1], *dims, **on_cpu)
-            tile = self.of_chunk(n, name, x)
-            tile.copy_(torch.randn(tile.shape, generator=gen, **on_cpu) / 2)
+            for each, length in zip(x, lengths, strict=True):
+                self.fill(name, each, length, gen)
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def of_chunk(self, n: int, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
-        """A view of the states before chunks in the page's order of dims, without padding. n: the number of the state. After the
-        states come tiles of a chunk's tokens, with the columns of the first one or one for each token. rows: of these tiles, None
-        for all."""
-        states = self.tables.initial
-        _, dims = states[n if n < len(states) else 0]
-        dims = dims[::-1] if self.tables.state == "vk" else dims
-        columns = (rows,) if name in self.tables.pairs else dims[1:]
-        limits: tuple[int | None, ...] = dims if n < len(states) else (rows, *columns)
+    def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator) -> None:
+        """Random tiles of the chunks of a sequence, as a module stores them: with zeros past the sequence's end, or the last row
+        again."""
+        for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
+            rows = min(length - i * self.tables.chunk, self.tables.chunk)
+            tile = self.of_chunk(name, of_all, rows)
+            tile.copy_(torch.randn(tile.shape, generator=gen, dtype=tile.dtype, device="cpu") / 2)
+            if name in self.tables.held:
+                of_all[:, rows:] = of_all[:, rows - 1:rows]
+
+    def of_chunk(self, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
+        """A view of tiles of chunks in the page's order of dims, without padding. rows: tokens of the chunk, None for all."""
+        dims = self.tables.chunk_dims[name]
         tiles = tiles.mT if name.endswith("_vk") else tiles
-        for axis, most in zip(range(-len(limits), 0), limits, strict=True):
+        for axis, extent in zip(range(-len(dims), 0), dims, strict=True):
+            most = rows if extent is None else extent
             tiles = tiles if most is None else tiles.narrow(axis, 0, most)
         return tiles
 
@@ -2138,8 +2145,8 @@ class CheckProblem:
                     parent = parent_of(n, t)
                     states = [s[n] for s in initial] if parent < 0 else [s[n, parent] for s in after]
                 rows = slice(start + t, start + min(t + step, length))
-                of_chunk = [self.of_chunk(i, name, x[name][n, t // step], rows.stop - rows.start).double()
-                            for i, (name, *_) in enumerate(tables.chunk_inputs)]
+                of_chunk = [self.of_chunk(name, x[name][n, t // step], rows.stop - rows.start).double()
+                            for name, *_ in tables.chunk_inputs]
                 results = self.page([*(y[:, rows] for y in inputs), *of_heads, *of_chunk], states, numbers)
                 states = results[count + len(saved):]
                 for kept, y in zip(outs, results, strict=False):
@@ -2512,12 +2519,12 @@ class Check:
         """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
         (lengths, once), found = rows, dict[str, float]()
         for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
-            mine = self.problem.of_chunk(m, name, got)
+            mine, (_, *columns) = self.problem.of_chunk(name, got), self.tables.chunk_dims[name]
             tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
             for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
                 y = of_chunk[n % len(once), i]
                 x = mine[slot][:, :y.shape[1]].cpu()
-                if name in self.tables.pairs:  # a last chunk has fewer columns
+                if None in columns:  # a last chunk has fewer columns
                     fill = (0, self.tables.chunk - y.shape[2])
                     x, y = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y))
                 tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((x, y))

@@ -63,7 +63,7 @@ class Draws:
         """Rows of norm 1, some of which are equal."""
         x = normalize(self.normal(shape), dim=-1)
         if self.case.repeat:
-            x[FIRST:LAST] = x[FIRST]
+            x[FIRST:LAST] = x[FIRST:FIRST + 1]  # none in a shorter pack
         return x
 
     def log_decay(self, shape: Iterable[int]) -> Tensor:

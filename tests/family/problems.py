@@ -86,8 +86,10 @@ class Problem:
     device = "cpu"
 
     def __init__(self, page: str, target: str, lengths: tuple[int, ...] = (9, 4), dtype: torch.dtype = torch.bfloat16,
-                 few: bool = False) -> None:
-        self.page, self.target, self.few, self.case = page, target, few, Case(lengths, gates="slow")
+                 few: bool = False, case: Case | None = None) -> None:
+        """case: gates, heads and the like, with its own lengths; None for two value heads of slow gates."""
+        self.page, self.target, self.few, self.case = page, target, few, case or Case(lengths, gates="slow")
+        lengths = self.case.lengths
         x = {n: y.to(self.device) for n, y in drawn(page, self.case, find(page).trace(), SIZES).items()}
         self.S = x.pop("S")
         self.gate = next((n for n in ("w" if page == "rwkv7" else "g",) if n in x and x[n].ndim > 1), "")

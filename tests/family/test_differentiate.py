@@ -13,11 +13,12 @@ from gdn_codegen.algorithms import names
 from gdn_codegen.derived_pages import derived, find
 from gdn_codegen.ir.builder import algorithm, apply, carried, exp, last, maximum, row_norm, row_sum, sigmoid, sqrt
 from gdn_codegen.ir.core import Op
-from gdn_codegen.ir.differentiate import Solved, chunk_states, differentiate, inverses, saving, solutions
+from gdn_codegen.ir.differentiate import chunk_states, differentiate, saving
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.ops import OPS, TypeRuleError
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
+from gdn_codegen.ir.stored import Solved, solutions, stored
 from gdn_codegen.ir.verify import verify
 
 SIZES = {"C": 8, "K": 4, "V": 6}
@@ -25,20 +26,21 @@ SIZES = {"C": 8, "K": 4, "V": 6}
 
 @pytest.mark.parametrize("case", [Case((13, 0, 21, 1), 1, 2, repeat=True), Case((8, 5), 2, 2, gates="slow", strength=2.0)],
                          ids=["mixed", "slow"])
-@pytest.mark.parametrize("solved", ["", "solutions", "inverses"])
+@pytest.mark.parametrize("solved", ["", "solutions", "inverses", "operands"])
 @pytest.mark.parametrize("name", names())
 def test_gradients_of_pages(name: str, solved: Solved, case: Case) -> None:
     """The gradient by every input and by the initial state, with those of outputs and final states given. It reads states before
-    chunks, and also what solves the system of each chunk, and the inverse."""
+    chunks, and also what solves the system of each chunk, the inverse, and what else is computed of a chunk's inputs."""
     p = find(name).trace()
-    if solved and not solutions(p):
+    if solved in ("solutions", "inverses") and not solutions(p):
         return
-    strict = inverses(p) if solved == "inverses" else {}
+    read = stored(p, solved)
     programs = saving(p, outputs=False, solved=solved), differentiate(p, solved)
     forward, backward = (verify(replace(x, dims=tuple(SIZES.items()))) for x in programs)
-    assert {t.name for t in backward.role("input") if t.index == "slot" and "C" in t.dims} == {
-        chunk_states(n) for n in (*solutions(p), *strict.values()) if solved}
-    assert not any(isinstance(o, Op) and o.out in strict for o in backward.walk.body), "it computes an inverse that it reads"
+    assert {t.name for t in backward.role("input") if t.index == "slot"} <= {
+        chunk_states(n) for n in (*(c.name for c in p.walk.carried), *read.values())}
+    made = {o.out for o in backward.walk.body if isinstance(o, Op) and o.kind != "load"}
+    assert not made & set(read), "it computes what it reads"
     assert parse_program(program_text(backward)) == backward
     x, numbers = drawn(name, case, p, SIZES), find(name).scalar_defaults(SIZES)
     gen = torch.Generator().manual_seed(1)

@@ -232,7 +232,7 @@ def test_each_page_has_candidates_for_each_device(page: str) -> None:
 def test_a_gradient_reads_solutions_unless_the_call_saved_its_states() -> None:
     """On Hopper's warp groups the walk of the states stores what solves the system of each chunk, and its inverse, in 16 bits.
     The kernel before the walk back then reads gates alone. A page without an inverse has no such builds, and pages with a gate
-    for each channel read no inverses."""
+    for each channel read operands, too (tests/passes/test_stored_operands.py)."""
     b = gradient_builds.asked_of(Build("tilelang", algorithm="gated_delta_rule", dtype="bfloat16"), True)
     first = next(gradient_builds.candidates(b, "cuda", "sm_90a", 64))
     assert (first.states.algorithm, first.gradient.algorithm) == (
@@ -247,7 +247,7 @@ def test_a_gradient_reads_solutions_unless_the_call_saved_its_states() -> None:
     assert other.gradient.algorithm == "simple_gla.gradient"
     channels = gradient_builds.candidates(replace(b, algorithm="kimi_delta_attention"), "cuda", "sm_90a", 64)
     assert {x.gradient.algorithm.rpartition(".")[2] for x in channels if x.gradient.plan.name == "channel_gradient"} == {
-        "solved_gradient", "gradient"}
+        "stored_gradient", "solved_gradient", "gradient"}
 
 
 @pytest.mark.usefixtures("unchecked")

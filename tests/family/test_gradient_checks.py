@@ -34,15 +34,18 @@ def passes(target: str, **options: Any) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("kind", ["saving", "states", "gradient", "solved_states", "solved_gradient", "inverse_states",
-                                  "inverse_gradient"])
+                                  "inverse_gradient", "stored_states", "stored_gradient"])
 def test_what_derived_pages_compute_is_compared(kind: str) -> None:
-    """Solutions of chunks also have fewer columns than their tiles, and fewer rows in a last chunk."""
-    dims = {"head_dim_v": 36} if kind.startswith(("solved", "inverse")) else {"head_dim_v": 16}
+    """What is stored of chunks also has fewer columns than its tiles, and fewer rows in a last chunk."""
+    dims = {"head_dim_v": 36} if kind.startswith(("solved", "inverse", "stored")) else {"head_dim_v": 16}
     off = set(passes("triton", algorithm=f"gated_delta_rule.{kind}", dtype="float32", **dims))
     inputs = ["q", "k", "v", "g", "beta", "initial_state"]
     assert off == {"saving": {"o", "final_state", "S_chunks"}, "states": {"final_state", "S_chunks"},
                    "solved_states": {"final_state", "S_chunks", "U_chunks"}, "gradient": {f"d_{n}" for n in inputs},
                    "inverse_states": {"final_state", "S_chunks", "U_chunks", "Tinv_below_chunks"},
+                   "stored_states": {"final_state", "S_chunks", "U_chunks", "G_chunks", "exp_G_chunks", "q_kT_D_chunks",
+                                     "decay_to_end_chunks", "Tinv_below_chunks"},
+                   "stored_gradient": {f"d_{n}" for n in inputs},
                    "solved_gradient": {f"d_{n}" for n in inputs}, "inverse_gradient": {f"d_{n}" for n in inputs}}[kind]
 
 

@@ -47,8 +47,8 @@ def lowered(name: str, how: str | None, schedule: str = "gradient", target: str 
 
 
 class Given:
-    """Inputs of a page, the states before its chunks, solutions of chunks with random rows past a sequence's end, derivatives,
-    and the gradients by torch.autograd.
+    """Inputs of a page, what its states' program stores of chunks, solutions and inverses among that with random rows past a
+    sequence's end, derivatives, and the gradients by torch.autograd.
 
     gates: what the heads forget, for pages with gates of tokens."""
 
@@ -61,9 +61,9 @@ class Given:
         self.inputs, gen = {n: y.double() for n, y in x.items() if n != "S"}, torch.Generator().manual_seed(1)
         self.d_o = torch.randn(sum(case.lengths), case.value_heads, sizes["V"], generator=gen).double()
         self.d_final = torch.randn(x["S"].shape, generator=gen).double()
-        states = replace(find(f"{name}.inverse_states").trace(), dims=tuple(sizes.items()))
+        states = replace(find(f"{name}.stored_states").trace(), dims=tuple(sizes.items()))
         self.states = Interpreter(states, self.problem(0), self.numbers).run({**self.inputs, "initial_state": x["S"].double()})
-        for t in (t for t in states.role("output") if t.index == "slot" and "C" in t.dims):
+        for t in (t for t in find(f"{name}.inverse_states").trace().role("output") if t.index == "slot" and "C" in t.dims):
             for n, (start, length) in enumerate(zip(accumulate(case.lengths, initial=0), case.lengths, strict=False)):
                 last, rows = divmod(length, sizes["C"])
                 if rows:
@@ -100,11 +100,13 @@ def test_parts_of_a_walk_back_give_its_gradients(name: str) -> None:
             assert error < 1e-7 and (warms_up or name == "delta_rule"), (schedule, span)  # that has no gates
 
 
-@pytest.mark.parametrize("kind", ["solved_gradient", "inverse_gradient"])
-def test_solutions_come_from_memory(kind: str) -> None:
-    """Of a sequence's own tokens alone: rows past its end may hold anything that is finite."""
+@pytest.mark.parametrize("kind, ways", [("solved_gradient", ("exact", "decay")), ("inverse_gradient", ("exact", "decay")),
+                                        ("stored_gradient", ("exact",))])
+def test_solutions_come_from_memory(kind: str, ways: tuple[str, ...]) -> None:
+    """Of a sequence's own tokens alone: rows past its end may hold anything that is finite. Sums of gates that come from memory
+    bound no warm-up."""
     given = Given("gated_delta_rule")
-    for how in ("exact", "decay"):
+    for how in ways:
         assert given.run(lowered("gated_delta_rule", how, kind=kind), 1)[1] < 1e-7, how
 
 

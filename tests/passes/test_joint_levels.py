@@ -72,7 +72,7 @@ def read_otherwise(q, k, v, g, S):
 
 def test_what_is_no_operand_is_not_transposed() -> None:
     ops = [o for o in read_otherwise.trace().walk.body if isinstance(o, Op)]
-    assert partners([o for o in ops if o.kind == "decayed_product"], ops) == []
+    assert partners([o for o in ops if o.kind == "decayed_product"], ops, ()) == []
     ops = [o for o in find("kimi_delta_attention").trace().walk.body if isinstance(o, Op)]
-    ((first, second),) = partners([o for o in ops if o.kind == "decayed_product"], ops)
+    ((first, second),) = partners([o for o in ops if o.kind == "decayed_product"], ops, ())
     assert first.args[:2] == ("k", "k") and second.args[:2] == ("q", "k")

@@ -54,6 +54,7 @@ def decayed_products(p: Program, dtype: str, joint: bool) -> Program:
     if not any(o.kind in DECAYED for o in ops):
         return p
     strict, defs = _strict(ops), {o.out: o for o in ops}
+    stored = {t.name for t in p.role("output") if t.index == "slot" and not t.wide}  # for the products of a gradient
     b, done = walk_body(p), set[str]()
     for o in ops:
         if o.kind in DECAYED and o.out not in done:
@@ -64,7 +65,7 @@ def decayed_products(p: Program, dtype: str, joint: bool) -> Program:
             group = [x for x in alike if set(x.args) <= set(b.types)]
             block = block_rows(group, ops, p.sizes["C"], LIMITS[dtype])
             sizes = [1 << n for n in reversed(range(p.sizes["C"].bit_length() - 1)) if 1 << n >= block]
-            levels = JointLevels(b, partners(group, ops) if joint and len(sizes) >= LEAST else [], sizes)
+            levels = JointLevels(b, partners(group, ops, stored) if joint and len(sizes) >= LEAST else [], sizes)
             if o.kind == "decayed_product":
                 _levels(group, levels, p.sizes["C"], block, strict)
             else:

@@ -14,7 +14,7 @@ read, and p is an operand anyway.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ...ir.body import Body
@@ -24,13 +24,13 @@ from ...ir.core import Op
 LEAST = 3
 
 
-def partners(group: list[Op], ops: Iterable[Op]) -> list[tuple[Op, Op]]:
-    """Pairs of `group`, ops of one kind with the same sums. ops: of the page."""
+def partners(group: list[Op], ops: Iterable[Op], stored: Collection[str]) -> list[tuple[Op, Op]]:
+    """Pairs of `group`, ops of one kind with the same sums. ops: of the page. stored: tensors of which products read tiles."""
     operands: set[str] = set()
     others: set[str] = set()
     for o in ops:
         for n, a in enumerate(o.args):
-            (operands if o.kind == "matmul" and n < 2 else others).add(a)
+            (operands if (o.kind == "matmul" and n < 2) or o.attr("tensor") in stored else others).add(a)
 
     def second(o: Op) -> bool:
         """Whether `o` may be transposed."""

@@ -2,7 +2,8 @@
 schedules with the role operand.
 
 It applies to products that are added to the next value of a state, as x + s (a @ b), where a is an elementwise result that
-depends on no state and has no other reader. A walk that loads a then accumulates the product onto x (`accumulate`).
+depends on no state and has no other reader. A walk that loads a then accumulates the product onto x (`accumulate`). Of a product
+of a tile that another call stored and of the caller's rows, it scales a copy of the rows.
 
 Example, where a depends on no state:
     before:  a = exp(G) * q;        S_next = c * S + s * (a.T @ b)
@@ -32,7 +33,7 @@ def operand_scales(p: Program, s: Schedule) -> Program:
             b.copy(o)
             continue
         product, number = found[o.out]
-        at = next(n for n, a in enumerate(product.args) if scaled.free(a))
+        at = next(n for n in range(2) if scaled.may_scale(product, n))
         args = [b.op("mul", number, a, line=o.line) if n == at else a for n, a in enumerate(product.args)]
         b.op("matmul", *args, name=o.out, line=o.line, **dict(product.attrs))
     return with_walk_body(p, b.finish())
@@ -43,6 +44,7 @@ class _Scaled:
 
     def __init__(self, p: Program) -> None:
         """p: traced."""
+        self.p = p
         self.ops, self.count = [o for o in p.walk.body if isinstance(o, Op)], uses(p.walk.body)
         self.defs = {o.out: o for o in self.ops if o.out}
         self.nexts, self.waits = [c.next for c in p.walk.carried], {c.name for c in p.walk.carried}
@@ -50,9 +52,17 @@ class _Scaled:
             if self.waits & set(o.args):
                 self.waits.add(o.out)
 
-    def free(self, a: str) -> bool:
-        """Whether an operand may be scaled where it is computed."""
-        return a in self.defs and a not in self.waits and self.count[a] == 1 and OPS[self.defs[a].kind].elementwise
+    def may_scale(self, product: Op, n: int) -> bool:
+        """Whether operand `n` may be scaled where it is computed, or as a copy."""
+        a, other = product.args[n], product.args[1 - n]
+        if a not in self.defs or a in self.waits:
+            return False
+        computed = self.count[a] == 1 and OPS[self.defs[a].kind].elementwise
+        return computed or (self.loads(a) == "token" and self.loads(other) == "slot")
+
+    def loads(self, a: str) -> str:
+        """The index of the tensor that a value is loaded from, "" for what is computed or carried."""
+        return self.p.tensor(self.defs[a].attr("tensor")).index if a in self.defs and self.defs[a].kind == "load" else ""
 
     def products(self) -> dict[str, tuple[Op, str]]:
         """What becomes a product alone: for each such value the product, and the number before it."""
@@ -64,6 +74,6 @@ class _Scaled:
             elif o is not None and o.kind == "mul" and all(a in self.defs for a in o.args):
                 number, product = sorted((self.defs[a] for a in o.args), key=lambda x: x.type.rank if x.type else 0)
                 plain = number.type is not None and not number.type.dims and product.kind == "matmul"
-                if plain and self.count[product.out] == 1 and any(map(self.free, product.args)):
+                if plain and self.count[product.out] == 1 and any(self.may_scale(product, n) for n in range(2)):
                     found[o.out] = product, number.out
         return found

@@ -10,10 +10,10 @@ from ...schedule.schedule import Schedule, ScheduleError
 
 
 def keeps_state(p: Program, o: Op) -> bool:
-    """Whether a store of a traced program writes a state before or after a chunk. A tile of a chunk's tokens is none, though it
-    has a slot for each chunk, too: it is an output."""
+    """Whether a store of a traced program writes a state before or after a chunk. Another value of a chunk is none, though it has
+    a slot for each chunk, too: it is an output."""
     t = p.tensor(o.attr("tensor"))
-    return t.index in ("checkpoint", "slot") and "C" not in t.dims
+    return t.index == "checkpoint" or (t.index == "slot" and o.args[0] in {c.name for c in p.walk.carried})
 
 
 class Slice:

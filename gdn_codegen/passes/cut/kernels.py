@@ -80,8 +80,10 @@ def _read_order(g: KernelGroups) -> Callable[[str], tuple[int, int]]:
 
 
 def _workspace(g: KernelGroups, n: str) -> Tensor:
-    """The workspace of a value: one tile for each chunk slot."""
+    """The workspace of a value: one tile for each chunk slot. An output that is one serves as it is."""
     o = g.defs.get(n)
+    if n in g.outputs and (out := g.p.tensor(g.outputs[n].attr("tensor"))).index == "slot":
+        return out
     t = g.states[n].type if o is None else o.type
     assert t is not None
     return Tensor(f"{n}_ws", "workspace", "slot", "HV", t.dims, t.dtype, wide=o is not None and bool(o.attr("wide")))
@@ -90,19 +92,19 @@ def _workspace(g: KernelGroups, n: str) -> Tensor:
 def _kernel(g: KernelGroups, i: int, part: Slice, read_later: set[str]) -> tuple[Kernel, list[Tensor]]:
     """The kernel of group i, and the workspaces that it writes. read_later: the values that later groups read."""
     group = g.s.kernels[i]
-    made = [_workspace(g, n) for n in group if n in read_later]
-    kept = {t.name[:-3] for t in made}
+    kept = {n: t for n in group if n in read_later and (t := _workspace(g, n)).role == "workspace"}
+    made = [*kept.values()]
     body: list[Op] = []
     for n in sorted(part.reads, key=_read_order(g)):
         t = _workspace(g, n)
         body.append(Op("load", n, (), (("tensor", t.name),), t.tile))
-    body += [Op("store", "", (n,), (("tensor", f"{n}_ws"),)) for n in group if n in kept and n in g.states]
+    body += [Op("store", "", (n,), (("tensor", kept[n].name),)) for n in group if n in kept and n in g.states]
     for o in g.loop.body:
         assert isinstance(o, Op)
         if o.out in part.ops:
             body.append(o)
-            if o.out in kept and o.out in group:
-                body.append(Op("store", "", (o.out,), (("tensor", f"{o.out}_ws"),)))
+            if o.out in kept:
+                body.append(Op("store", "", (o.out,), (("tensor", kept[o.out].name),)))
         elif o.kind == "store" and (o.args[0] in {x for n in group if n in g.states for x in (n, g.states[n].next)}
                                     if o in g.kept else o.args[0] in group):
             body.append(o)

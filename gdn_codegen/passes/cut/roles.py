@@ -18,7 +18,7 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - keyless: a value of `core` without the dim K that depends on no running sum of what depends on a state.
 - early: what a kernel before a walk can compute. That is a value of `core` that depends on no state, and a tile or vector of
   tokens that depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
-- sum: a sum over rows or columns of a tile that depends on a state.
+- sum: a sum over rows or columns of a tile that depends on a state. stateless: an output that depends on none.
 - converted: an input behind the boundary after its input form. core: what the page gives before the derivatives of forms: for an
   input with a form the cotangent of the converted value, otherwise the output. tile: one of several numbers a token.
 """
@@ -28,7 +28,7 @@ from ...ir.core import Op, Program, types, uses
 from ...ir.ops import OPS
 from ...schedule.schedule import ROLES
 from .groups import keeps_state
-from .sums import after, factors, scores, sums
+from .sums import after, factors, scores, stored_inverses, sums
 
 
 def roles(p: Program) -> dict[str, tuple[str, ...]]:
@@ -43,6 +43,7 @@ class _Roles:
         self.p, loop, self.ops = p, p.walk, [o for o in p.walk.body if isinstance(o, Op)]
         self.defs, self.type, self.count = {o.out: o for o in self.ops if o.out}, types(loop.body), uses(loop.body)
         self.states = tuple(c.name for c in loop.carried)
+        self.read = {o.out for o in self.ops if o.kind == "load" and p.tensor(o.attr("tensor")).index == "slot"}  # of chunks
         self.outputs = tuple(o.args[0] for o in self.ops if o.kind == "store" and not keeps_state(p, o))
         self.type |= {c.name: c.type for c in loop.carried}
         self.given = {*self.outputs, *(c.next for c in loop.carried)}  # results of the call
@@ -61,8 +62,7 @@ class _Roles:
         operands = {a for o in self.products(inverses) for a in o.args if a in inverses}
         free = [o.out for o in self.products(inverses) if o.out not in self.waits
                 and any(o.out in x.args and x.out in self.waits for x in self.ops)]
-        weights = {n for n in free if any(n in x.args and set(x.args) & set(self.states) for x in self.ops
-                                          if x.kind == "matmul")}
+        weights = {n for n in free if any(n in x.args and set(x.args) & set(self.states) for x in self.ops if x.kind == "matmul")}
         gates = {t.name for t in self.p.role("input") if t.index == "token" and len(t.dims) == 1}
         solutions = {n for o in self.products(inverses) if (n := self.grown(o.out)) in self.waits}
         found = {
@@ -75,20 +75,20 @@ class _Roles:
             "keyed": {n for n in self.operands() if "K" in self.type[n].dims},
             "update": factors(self.ops, self.waits & self.needed, {self.type[n].dims for n in self.states}) & self.operands(),
             "pair": {n for n in self.operands() - inverses if self.type[n].dims == ("C", "C")},
-            "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits,
-            "converted": {o.out for o in self.ops if o.kind == "boundary" and not o.attr("back")}}
-        own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given)
+            "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits}
+        own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given | self.read)
                for r, names in found.items()}
-        early, keyless = self.early(), self.keyless()
-        late = {"early": early, "early_keyless": tuple(n for n in early if "K" not in self.type[n].dims), "output": self.outputs,
-                "keyless": keyless, "core": self.core, "state": self.states,
-                "tile": tuple(n for n in self.core if self.type[n].rank == 2)}
+        forms = [o.out for o in self.ops if o.kind == "boundary" and not o.attr("back") and o.out in self.wanted]
+        late = {"early": (early := self.early()), "early_keyless": tuple(n for n in early if "K" not in self.type[n].dims),
+                "output": self.outputs, "converted": tuple(forms), "keyless": self.keyless(), "core": self.core,
+                "state": self.states, "tile": tuple(n for n in self.core if self.type[n].rank == 2),
+                "stateless": tuple(n for n in self.outputs if n not in self.waits)}
         assert {*own, *late} == set(ROLES)
         return {**own, **late}
 
     def inverses(self) -> set[str]:
-        """Inverses, and state-free tiles of the same dims that elementwise ops compute from one."""
-        out: set[str] = set()
+        """Inverses, computed or loaded, and state-free tiles of the same dims that elementwise ops compute from one."""
+        out = stored_inverses(self.ops, self.read)
         for o in self.ops:
             same = [a for a in o.args if a in out and self.type[a].dims == self.type[o.out].dims] if o.out else []
             if o.kind == "unit_lower_inverse" or (same and OPS[o.kind].elementwise and o.out not in self.waits):

@@ -1,5 +1,5 @@
-"""sums: sums of tiles, products that sum over V, which a kernel may store for a later one, factors, and what depends on values.
-`roles` uses it."""
+"""sums: sums of tiles, products that sum over V, which a kernel may store for a later one, factors, inverses from memory, and
+what depends on values. `roles` uses it."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -41,3 +41,9 @@ def scores(ops: Sequence[Op]) -> set[str]:
 def factors(ops: Sequence[Op], among: Collection[str], dims: Collection[tuple[int | str, ...]]) -> set[str]:
     """The operands of products that are values of `among` and have one of these dims."""
     return {a for o in ops if o.kind == "matmul" and o.out in among and o.type and o.type.dims in dims for a in o.args}
+
+
+def stored_inverses(ops: Sequence[Op], read: Collection[str]) -> set[str]:
+    """The values of `read` that are inverses without the ones on their diagonals: tiles L of which x + L x is computed."""
+    of = {o.out: o.args for o in ops if o.kind == "matmul" and o.args[0] in read}
+    return {of[a][0] for o in ops if o.kind == "add" for a in o.args if a in of and of[a][1] in o.args}

@@ -11,7 +11,8 @@ A block of one agent has 128 threads, with these exceptions:
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
 Two blocks of 256 threads with so many fragments share a multiprocessor where shared memory has room for both. A thread then has
-128 registers. On an H100 the kernel over chunks of GDN-2, for which nvcc took 149, took 1094 us before, and 910 so.
+128 registers. On an H100 the kernel over chunks of GDN-2, for which nvcc took 149, took 1094 us before, and 910 so. Kernels of
+derivatives of forms have no products, and up to 178 registers without this.
 
 Kernels over single tokens are in token_threads.py.
 
@@ -68,11 +69,10 @@ def _launched(p: Program, k: Kernel, device: Device) -> Kernel:
 
 
 def _paired(k: Kernel, threads: int, device: Device) -> Kernel:
-    """The kernel, with registers for two blocks of a multiprocessor if it is over chunks and has products, 256 threads and many
-    fragments, and shared memory has room for both."""
+    """The kernel, with registers for two blocks of a multiprocessor if it is over chunks and has 256 threads and many fragments,
+    and shared memory has room for both."""
     many = threads == 2 * GROUP and live_bytes(k, "fragment") >= PAIRED * threads * BYTES["float32"]
-    pair = many and k.grid == "chunks" and any(o.kind == "matmul" for o in k.ops)
-    if not pair or not two_fit(k, device):
+    if not many or k.grid != "chunks" or not two_fit(k, device):
         return replace(k, threads=threads)
     return replace(k, threads=threads, registers=device.register_file // (2 * threads), blocks_per_sm=2)
 

@@ -14,8 +14,9 @@ from ... import algorithms
 from ...derived_pages import beside, find
 from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
-from ...ir.differentiate import PREFIXES, Solved, derivative, inverses, solutions
+from ...ir.differentiate import derivative
 from ...ir.page import Algorithm
+from ...ir.stored import PREFIXES, Solved, inverses, solutions
 from ...schedule import Schedule, varied
 from ...targets import OWN, names
 from ...targets import find as find_target
@@ -56,8 +57,8 @@ def undecided(b: Build, rounded: bool, solved: Solved = "") -> Builds:
     GradientPlan.
     """
     states, gradient = (beside(b.algorithm, f"{PREFIXES[solved]}{kind}") for kind in ("states", "gradient"))
-    p = find(gradient).trace()
-    read, made = [t.name for t in p.role("input") if t.index == "slot"], {t.name for t in p.role("output")}
+    p = find(gradient, b.contract.inputs).trace()
+    read, made = [t.name for t in p.role("input") if t.index == "slot" and not t.wide], {t.name for t in p.role("output")}
     kept = tuple((n, b.dtype) for n in read) if rounded else ()
     dtypes = tuple(sorted((*b.contract.dtypes, *kept)))
     first = replace(b.contract, dtypes=tuple(x for x in dtypes if x[0] not in made))
@@ -74,8 +75,10 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     from ...passes.abi.memory import tile_extent  # all passes: a third of a second that a mere import of the ops does not take
     from ...passes.cut.roles import roles
     page = algorithms.find(b.algorithm).trace()
-    solved = {"": True, "solutions": bool(solutions(page)) and not saved, "inverses": bool(inverses(page)) and not saved}
-    decays, channels = bool(log_decays(page)), by_channel(page)  # of channels some forget slowly: long warm-ups gain nothing
+    channels = by_channel(page)  # of channels some forget slowly: long warm-ups gain nothing
+    solved = {"": True, "solutions": bool(solutions(page)) and not saved, "inverses": bool(inverses(page)) and not saved,
+              "operands": channels and not saved}
+    decays = bool(log_decays(page))
     may_split = in_parts and bool(page.forgets)
     in_parts = may_split and not channels
     of = roles(find(beside(b.algorithm, "gradient")).trace())

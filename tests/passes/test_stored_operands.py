@@ -1,0 +1,141 @@
+"""Values of a chunk that the module of the states stores for a gradient, so that this does not compute them again."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gdn_codegen.derived_pages import find
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last
+from gdn_codegen.ir.core import Kernel, Op, Program
+from gdn_codegen.ir.differentiate import differentiate
+from gdn_codegen.ir.stored import operands, stored
+from gdn_codegen.ir.verify import VerifyError, verify
+from gdn_codegen.passes.cut.kernels import cut
+from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.call.choose import unfit
+from gdn_codegen.runtime.call.gradient_builds import Builds, _apart, asked_of, candidates
+from gdn_codegen.schedule import Schedule, ScheduleError
+from gdn_codegen.schedule.contract import PLAIN, Contract
+
+CHANNELS = ("kimi_delta_attention", "gla", "gated_delta_rule_2", "rwkv7")
+
+
+def builds(page: str, accept: str = "", K: int = 128) -> Builds:
+    """What a call on a Hopper GPU gets."""
+    b = Build("tilelang", algorithm=page, dtype="bfloat16", head_dim_k=K, head_dim_v=K,
+              contract=Contract.parse(accept) if accept else PLAIN)
+    return next(x for x in candidates(asked_of(b, True), "cuda", "sm_90a", 64) if not any(map(unfit, x.all)))
+
+
+def count(k: Kernel, kind: str) -> int:
+    return sum(o.kind == kind for o in k.ops)
+
+
+def loads(k: Kernel) -> set[str]:
+    return {str(o.attr("tensor")) for o in k.ops if o.kind == "load"}
+
+
+def test_what_is_stored() -> None:
+    """Operands of products, running sums, decayed products, vectors that scale what depends on a state. Of what is read below its
+    diagonal alone, that part."""
+    assert stored(find("kimi_delta_attention").trace(), "operands") == {
+        **{n: n for n in ("U", "G", "exp_G_k", "exp_G_q", "operand_of_o", "chunk_decay", "k_decay_to_end")},
+        "Tinv": "Tinv_below", "A_decayed_product": "A_decayed_product_below"}
+    assert stored(find("gated_delta_rule").trace(), "operands") == {
+        **{n: n for n in ("U", "G", "exp_G", "q_kT_D", "decay_to_end")}, "Tinv": "Tinv_below"}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("page", CHANNELS)
+def test_gradients_of_channels_read_operands(page: str) -> None:
+    """The kernel before the walk back has products with d_o alone, and no kernel has an inverse or a running sum of gates. The
+    states' module has the only kernel that computes them. What it stores for the gradient serves its own walk, too."""
+    x = builds(page)
+    assert x.states and str(x.gradient.algorithm) == f"{page}.stored_gradient" and not _apart(x)
+    before, back = lowered(x.states), lowered(x.gradient)
+    first = back.kernels[0]
+    assert not count(first, "exp") and count(first, "matmul") == (2 if page == "rwkv7" else 1)
+    assert not any(o.kind == "diag_inverse" for k in back.kernels for o in k.ops)
+    made = {t.name for t in back.tensors if t.role == "workspace"} | {t.name for t in before.tensors if t.role == "workspace"}
+    assert not made & {"G_ws", "W_ws", "exp_G_k_ws", "k_decay_to_end_ws", "Tinv_ws", "Tinv_below_ws", "chunk_decay_ws"}
+    stores = {str(o.attr("tensor")) for o in before.kernels[0].ops if o.kind == "store"}
+    assert loads(before.kernels[-1]) & stores >= {"chunk_decay_chunks"}
+    exponents = {t.name: t.dtype for t in back.role("input") if t.name in ("G_chunks", "W_chunks", "chunk_decay_chunks")}
+    assert len(exponents) == 2 and set(exponents.values()) == {"float32"}
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_one_product_of_a_level_gives_both_decayed_products() -> None:
+    """As in the forward pass, though no product of the states' program reads the scores: what is stored for products is rounded
+    as their operands are."""
+    x = builds("kimi_delta_attention")
+    assert x.states
+    first = lowered(x.states).kernels[0]
+    assert count(first, "halves") == count(first, "pairs") == 6 and count(first, "matmul") == 8
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_products_of_the_walk_back_accumulate() -> None:
+    """A scaled copy of d_o is an operand, so that no product has a number before it, and x + L x is a product onto x."""
+    walk = lowered(builds("kimi_delta_attention").gradient).kernels[1]
+    assert count(walk, "matmul") == 4 and not count(walk, "add")
+    assert sum(len(o.args) == 3 for o in walk.ops if o.kind == "matmul") == 4
+    assert "scale_d_o_ws" in loads(walk)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_converted_inputs_are_stored() -> None:
+    """Rows after their norm in 16 bits, and numbers a token in float32. The gradient reads raw gates for their derivative alone.
+    Forms, and what reads something in common of their derivatives, have kernels of their own."""
+    x = builds("kimi_delta_attention", "beta=sigmoid,g=raw,k=l2norm,q=l2norm")
+    assert x.states
+    dtypes = {t.name: t.dtype for t in lowered(x.states).role("output")}
+    assert dtypes["q_chunks"] == dtypes["k_chunks"] == "bfloat16" and dtypes["beta_chunks"] == "float32"
+    assert "g_chunks" not in dtypes
+    kernels = lowered(x.gradient).kernels
+    assert [("g" in loads(k), "q" in loads(k), "k" in loads(k)) for k in kernels[-3:]] == [
+        (False, True, False), (False, False, True), (True, False, False)]
+    assert not any({"g", "q", "k"} & loads(k) for k in kernels[:-3])
+    assert "beta" in loads(kernels[-3]), "what reads no tile joins the first"
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C K", S=carried("K V", forgets="g"))
+def ones_beyond(q, k, v, g, S):  # type: ignore[no-untyped-def]
+    """exp(G), an operand, is 1 in columns beyond the caller's."""
+    G = cumsum(g)
+    o = exp(G) @ S + decayed_product(q, k, G) @ v
+    S = exp(last(G))[:, None] * S + k.T @ v
+    return o, S
+
+
+def test_tiles_that_are_not_zero_beyond_the_callers_are_not_stored() -> None:
+    """Readers assume that they are. What stays in float32 is an exponent or a vector, of which they assume nothing."""
+    assert operands(ones_beyond.trace()) == ["G", "operand_of_o", "chunk_decay"]
+
+
+def test_a_gradient_with_stored_gates_has_no_bound() -> None:
+    """A warm-up by the page's gates would be none by the sums in memory."""
+    p = find("kimi_delta_attention").trace()
+    assert p.forgets and not differentiate(p, "operands").forgets and differentiate(p, "solutions").forgets
+
+
+def test_an_output_of_chunks_is_read_after_it_was_written() -> None:
+    """Another output never is."""
+    plan = Schedule("own", (("@gate_sum", "@operand", "@stateless"), ("@output", "@state")))
+    p = verify(cut(find("simple_gla.stored_states").trace(), plan, {"C": 16, "K": 16, "V": 16}))
+    assert loads(p.kernels[1]) == {"initial_state", "k", "G_chunks", "v_decay_to_end_chunks"}
+    with pytest.raises(VerifyError, match="loads G_chunks before any kernel wrote it"):
+        verify(replace(p, kernels=p.kernels[::-1]))
+    def wrong(q: Program) -> Program:
+        walk = q.kernels[1]
+        return replace(q, kernels=(q.kernels[0], replace(walk, body=tuple(
+            replace(lp, body=(Op("load", "x", (), (("tensor", "final_state"),), q.tensor("final_state").tile), *lp.body))
+            if hasattr(lp, "body") else lp for lp in walk.body))))
+    with pytest.raises(VerifyError, match="loads the output final_state"):
+        verify(wrong(p))
+
+
+def test_a_role_with_a_plus_stands_alone() -> None:
+    with pytest.raises(ScheduleError, match=r"@output\+, which is no role"):
+        Schedule("own", (("@gate_sum", "@output+"), ("@state",)))
