@@ -22,9 +22,7 @@ KINDS: dict[str, Callable[[Program], Program]] = {
     "inverse_gradient": lambda p: differentiate(p, "inverses"),
     "stored_states": lambda p: saving(p, outputs=False, solved="operands"),
     "stored_gradient": lambda p: differentiate(p, "operands")}
-
-
-#: Those in which converted inputs are values of their own, behind boundaries.
+#: Kinds in which an op `boundary` comes after each input form.
 BOUNDED = {k for k in KINDS if k.endswith("gradient") or k.startswith("stored")}
 
 

@@ -14,7 +14,7 @@ from .padding import zero_beyond
 #: What a gradient reads beside states: nothing, the solutions of each chunk, these and the inverses that only these read, or
 #: these and what else `operands` finds.
 Solved = Literal["", "solutions", "inverses", "operands"]
-#: What gradients may read beside states, the most first, and how names of such derived pages begin.
+#: How names of derived pages begin whose gradients read that.
 PREFIXES: dict[Solved, str] = {"operands": "stored_", "inverses": "inverse_", "solutions": "solved_", "": ""}
 
 

@@ -180,7 +180,8 @@ class Schedule:
             raise ScheduleError(f"schedule {self.name}: kernels has an empty group")
         alone = {g[0] for g in self.kernels if len(g) == 1}
         roles = ", ".join(f"@{r}" for r in ROLES)
-        unknown = [n for n in names if n.startswith("@") and (n[1:].rstrip("*+") if n in alone else n[1:]) not in ROLES]
+        unknown = [n for n in names if n.startswith("@") and n[1:] not in ROLES
+                   and not (n in alone and n[1:-1] in ROLES and n[-1] in "*+")]
         if unknown:
             raise ScheduleError(f"schedule {self.name}: kernels has {', '.join(unknown)}, which is no role; accepted are "
                                 f"{roles}, in a group of its own also with a * or + at its end, and a page's values by their "

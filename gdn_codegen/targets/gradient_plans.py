@@ -48,10 +48,10 @@ ONE = GradientPlan(("fused", {}), (("fused", {}),))
 STATE_WALKS: tuple[Varied, ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
 #: Walks for the states of pages with a gate for each channel that also store what the gradient reads of a chunk's inputs alone.
-#: The kernel over chunks before the walk stores it.
+#: The kernel over chunks before the walk stores it. In form `unit` the walk reads the inverse as the gradient does.
 STORING_WALKS: tuple[Varied, ...] = tuple(
-    ("operand_walk", {"kernels": (("@converted",), ("@gate_sum", "@operand", "@gate", "@stateless"), ("@output", "@state")), **x})
-    for x in ({"v_block": 64}, {}))
+    ("operand_walk", {"kernels": (("@converted",), ("@gate_sum", "@operand", "@gate", "@stateless"), ("@output", "@state")),
+                      "form": "unit", **x}) for x in ({"v_block": 64}, {}))
 #: The field of a schedule whose sequences come in parts.
 IN_PARTS = {"partition": "decay"}
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again; one more where inputs have

@@ -12,7 +12,7 @@ from ..devices.sm_90a import SM_90A
 from ..emit import tilelang
 from ..emit.base import KernelText, quoted
 from ..emit.tilelang import functions
-from ..ir.stored import PREFIXES
+from ..ir.stored import Solved
 from ..passes.cut.partition import longest_warm_up
 from ..passes.cut.summaries import SUMMARIES
 from ..passes.pipelines import GROUPS, ONE_AGENT
@@ -158,6 +158,8 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 
 #: Walks for the states before chunks on Hopper's warp groups.
 _STATES = (("fused_walk", IN_PARTS), *STATE_WALKS)
+#: What the walk back with all outputs may read beside states, the most first.
+OF_ONE_WALK: tuple[Solved, ...] = ("inverses", "solutions", "")
 #: The last one of any GPU has chunks of 16: with 32, a kernel of RWKV-7 with K = V = 256 lacks 512 bytes.
 GRADIENTS = {
     "cpu": (ONE, THREE),
@@ -165,11 +167,11 @@ GRADIENTS = {
              replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(named("gradient").kernels)}), rank=1),
              GradientPlan((BY_CHANNELS, {"v_block": 64}), STATE_WALKS, True, most=16, rank=1)),
     ARCH: (
-        *(GradientPlan((ONE_WALK, IN_PARTS), _STATES, True, ARCH, solved=x) for x in PREFIXES if x != "operands"),
+        *(GradientPlan((ONE_WALK, IN_PARTS), _STATES, True, ARCH, solved=x) for x in OF_ONE_WALK),
         *(GradientPlan((name, {"v_block": 64, "stages": n, **x}), _STATES, True, ARCH)
           for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
-        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, "kernels": OF_SOLUTIONS, **x}), STORING_WALKS, True, ARCH,
-                       solved="operands") for n in (3, 2, 1) for x in (IN_PARTS, {})),
+        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, "kernels": OF_SOLUTIONS}), STORING_WALKS, True, ARCH,
+                       solved="operands") for n in (3, 2, 1)),
         *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, **x, **y}), _STATES, True, ARCH,
                        solved="solutions" if y else "")
           for y in ({"kernels": OF_SOLUTIONS}, {}) for n in (3, 2, 1) for x in (IN_PARTS, {})))}

@@ -10,6 +10,8 @@ from reference import module
 
 from gdn_codegen.algorithms import names
 from gdn_codegen.runtime.build import Build, render
+from gdn_codegen.runtime.call.choose import unfit
+from gdn_codegen.runtime.call.gradient_builds import asked_of, candidates
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
@@ -67,6 +69,19 @@ def test_gradients_of_each_page_pass(name: str, target: str, dtype: str) -> None
 def test_gradients_of_callers_forms_pass(name: str, accept: str) -> None:
     """Inputs in callers' forms are drawn as of the page, which reads them in these forms."""
     passes("triton", algorithm=f"{name}.gradient", contract=Contract.parse(accept), layout="bhtd", dtype="float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kimi_delta_attention", "gla", pytest.param("gated_delta_rule_2", marks=pytest.mark.long),
+                                  pytest.param("rwkv7", marks=pytest.mark.long)])
+def test_what_modules_on_a_gpu_store_for_a_gradient_passes(name: str) -> None:
+    """Triton's text is that of the interpreter. Here K and V differ, and chunks are shorter."""
+    b = asked_of(Build("triton", algorithm=name, dtype="float32", head_dim_k=32, head_dim_v=64), True)
+    x = next(x for x in candidates(b, "cuda", "sm_90", 16) if not any(map(unfit, x.all)))
+    assert x.states and str(x.gradient.algorithm) == f"{name}.stored_gradient"
+    for y in x.all:
+        errors = found(render(y))
+        assert len(errors) > 3 and all(e <= accepted for e, accepted in errors.values()), errors
 
 
 @pytest.mark.slow
