@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .core import Op, Program
+from .dataflow import ops_of
 from .ops import OPS
 
 #: Ops whose result has the sign of the first operand.
@@ -22,7 +23,7 @@ def log_decays(p: Program) -> set[str]:
     An input is one if it has a positive sign in the page's `forgets`. It is also one if an argument of exp contains its running
     sum with a positive sign only. In exp(last(G) - G) both signs occur; such an exp is no evidence.
     """
-    defs = _defs(p)
+    defs = ops_of(p)
 
     def loads(value: str) -> set[tuple[str, int, bool]]:
         return {(o.attr("tensor"), sign, summed) for o, sign, summed in _reached(defs, value) if o.attr("tensor")}
@@ -45,7 +46,7 @@ def by_channel(p: Program) -> bool:
 
 def exponents(p: Program) -> dict[str, int]:
     """The running sums in arguments of exp: value -> -1 if sums of its terms only occur with a minus sign, else 1."""
-    defs, signs = _defs(p), dict[str, set[int]]()
+    defs, signs = ops_of(p), dict[str, set[int]]()
     for e in defs.values():
         if e.kind in ("exp", "decayed_product"):
             for a in e.args[2:] or e.args:
@@ -54,10 +55,6 @@ def exponents(p: Program) -> dict[str, int]:
                     signs.setdefault(n, set()).update({sign} if (n, -sign) not in found else ())
     sums = (o for o in defs.values() if o.kind == "cumsum" and o.args[0] in signs)
     return {o.out: -1 if signs[o.args[0]] == {-1} else 1 for o in sums}
-
-
-def _defs(p: Program) -> dict[str, Op]:
-    return {o.out: o for o in p.walk.body if isinstance(o, Op) and o.out}
 
 
 def _reached(defs: dict[str, Op], value: str) -> Iterator[tuple[Op, int, bool]]:

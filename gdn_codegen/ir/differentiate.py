@@ -22,10 +22,11 @@ from dataclasses import replace
 
 from .body import Body
 from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
+from .dataflow import ops_of
 from .ops import OPS, TypeRuleError
 from .padding import sums_over_padding
 from .reverse import Reverse
-from .stored import Solved, ops_of, stored, wide
+from .stored import Solved, held, stored, wide
 from .types import Tensor
 
 
@@ -51,13 +52,12 @@ def saving(p: Program, outputs: bool = True, solved: Solved = "") -> Program:
     loop = p.walk
     kept = tuple(replace(t, role="output") for t in differentiate(p, solved).role("input") if t.index == "slot")
     read, states = stored(p, solved), {chunk_states(c.name): c.name for c in loop.carried}
-    values = states | {chunk_states(n): n for n in read.values()}
+    values, below = states | {chunk_states(x): x for x in read.values()}, {n: x for n, x in read.items() if n != x}
     stores, after = ([Op("store", "", (values[t.name],), (("tensor", t.name),)) for t in kept if (t.name in states) is first]
                      for first in (True, False))
     dropped = {t.name for t in p.role("output") if t.index == "token" and not outputs}
     body = [x for o in loop.body if isinstance(o, Op) and not (o.kind == "store" and o.attr("tensor") in dropped)
-            for x in (o, *([Op("strictly_lower", read[o.out], (o.out,), (), o.type, o.line)]
-                           if read.get(o.out, o.out) != o.out else []))]
+            for x in (o, *([Op("strictly_lower", below[o.out], (o.out,), (), o.type, o.line)] if o.out in below else []))]
     done = replace(p, name=f"{p.name}_saving" if outputs else f"{p.name}_states",
                    tensors=(*(t for t in p.tensors if t.name not in dropped), *kept))
     return _pruned(done.with_walk(replace(loop, body=(*stores, *body, *after))))
@@ -126,11 +126,11 @@ class _Gradient:
                            wide=t.wide or t.index == "head" or t.heads == "H", optional=t.index == "sequence")
                    for t in self.p.tensors if t.index in ("token", "head", "sequence")]
         given = [t for t in self.p.role("input") if t.index != "sequence"]
-        dims = {c.name: c.type.dims for c in self.loop.carried}
-        ops = ops_of(self.p)
-        dims |= {x: o.type.dims for n, x in self.stored.items() if (o := ops[n]).type is not None}
-        return (*given, *(Tensor(chunk_states(n), "input", "slot", "HV", x, wide=n in ops and wide(ops[n]))
-                          for n, x in dims.items()), *derived)
+        ops, in_float32, to_end = ops_of(self.p), wide(self.p), held(self.p)
+        states = [Tensor(chunk_states(c.name), "input", "slot", "HV", c.type.dims) for c in self.loop.carried]
+        read = [Tensor(chunk_states(x), "input", "slot", "HV", o.type.dims, wide=n in in_float32,
+                       fill="last" if n in to_end else "") for n, x in self.stored.items() if (o := ops[n]).type is not None]
+        return (*given, *states, *read, *derived)
 
     def seed(self, r: Reverse) -> None:
         """The cotangents of the page's outputs and next states."""
@@ -191,8 +191,8 @@ class _Gradient:
 def _without_padding(p: Program) -> Program:
     """`p`, whose sums over tokens leave out rows past the sequence's end where the graph does not show that these are zero.
 
-    They are: no output depends on such a row, or the page itself would be wrong for a ragged tail. Without these rows a tile
-    below the diagonal has no columns there, too.
+    They are: no output depends on such a row, or the page itself would be wrong for a ragged tail. Below the diagonal, column j
+    meets rows after j only. So once rows past the end are zero, columns are.
     """
     wrong = {o.out for _, o, d in sums_over_padding(p) if d == "C"}
     body: list[Stmt] = []

@@ -106,7 +106,8 @@ class Tensor:
     dims: the dims of one tile.
     optional: whether the caller may leave the tensor out. Then loads give zeros, and stores have no effect.
     fill: for index "const", the rule for its content (see ir.interpret.const_tile). For index "head", what the host
-    passes if the caller gives none; "" if the caller must give one.
+    passes if the caller gives none; "" if the caller must give one. For index "slot", what rows past a sequence's end hold: ""
+    zeros, "last" the last row again.
     slots: for index "block", the number of tiles of each core group. The iterations of a loop use them in rotation.
     strided: whether the caller gives the strides of batch, token and head at run time. The elements of a token's row are
     contiguous.

@@ -56,7 +56,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
         head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, tuple(p.shape(t)), t.dtype)),
         chunk_inputs=rows("input", "slot", typed), saved=rows("output", "slot", lambda t: t.name),
-        held=tuple(t.name for t in p.role("input") if t.index == "slot" and t.wide and t.dims[0] == "C"),
+        held=tuple(t.name for t in p.role("input") if t.index == "slot" and t.fill and t.dims[0] == "C"),
         chunk_dims={t.name: _chunk_dims(p, t) for t in p.tensors if t.role != "workspace" and t.index == "slot"},
         backward=traced.walk.step < 0,
         initial=rows("input", "sequence", whole), final=rows("output", "sequence", whole),

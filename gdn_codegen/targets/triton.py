@@ -162,7 +162,8 @@ _THREE = replace(THREE, gradient=("gradient", {"v_block": 64}))
 GRADIENTS = {
     "cpu": (ONE, THREE),
     "cuda": (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})), _THREE,
-             GradientPlan((BY_CHANNELS, {"v_block": 64, "kernels": OF_SOLUTIONS}), STORING_WALKS, True, most=32, solved="operands"),
+             GradientPlan((BY_CHANNELS, {"v_block": 64, "kernels": OF_SOLUTIONS}), STORING_WALKS, True, most=32,
+                          solved="operands"),
              GradientPlan((BY_CHANNELS, {"v_block": 64}), STATE_WALKS, True, most=32), ONE,
              replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(FIVE)}), rank=1))}
 

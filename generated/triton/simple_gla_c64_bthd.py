@@ -1569,10 +1569,14 @@ class CheckProblem:
             return [torch.zeros_like(y) for y in outs]
         gen = torch.Generator(device="cpu").manual_seed(1)
         size = 2 ** -11 if tf32 else self.ROUNDING[self.tables.dtype]
-        rows = [*(row[0] for row in self.tables.inputs if row[2]), *(row[0] for row in self.tables.chunk_inputs)]
+        rows = [*(row[0] for row in self.tables.inputs if row[2]), *(n for n, *_ in self.tables.chunk_inputs if self.rounded(n))]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
         return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
+
+    def rounded(self, name: str) -> bool:
+        """Whether operands of products may be rounded tiles of this input of chunks: no vectors, and no exponents."""
+        return name not in self.tables.held and len(self.tables.chunk_dims[name]) > 1
 
     def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
@@ -1617,13 +1621,16 @@ class CheckProblem:
         return out
 
     def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator) -> None:
-        """Random tiles of the chunks of a sequence, as a module stores them: with zeros past the sequence's end, or the last row
-        again."""
+        """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
+        their last row there, and tiles of rows are running sums of log decays."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
             tile.copy_(torch.randn(tile.shape, generator=gen, dtype=tile.dtype, device="cpu") / 2)
             if name in self.tables.held:
+                if tile.ndim > 2:
+                    rates = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(len(tile))], device="cpu")
+                    tile.copy_(-2 * rates.view(-1, 1, 1) * tile.abs().cumsum(1))
                 of_all[:, rows:] = of_all[:, rows - 1:rows]
 
     def of_chunk(self, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:

@@ -9,7 +9,7 @@ from gdn_codegen.derived_pages import find
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last
 from gdn_codegen.ir.core import Kernel, Op, Program
 from gdn_codegen.ir.differentiate import differentiate
-from gdn_codegen.ir.stored import operands, stored
+from gdn_codegen.ir.stored import operands, stored, wide
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.cut.kernels import cut
 from gdn_codegen.runtime.build import Build, lowered
@@ -57,10 +57,11 @@ def test_gradients_of_channels_read_operands(page: str) -> None:
     first = back.kernels[0]
     assert not count(first, "exp") and count(first, "matmul") == (2 if page == "rwkv7" else 1)
     assert not any(o.kind == "diag_inverse" for k in back.kernels for o in k.ops)
-    made = {t.name for t in back.tensors if t.role == "workspace"} | {t.name for t in before.tensors if t.role == "workspace"}
-    assert not made & {"G_ws", "W_ws", "exp_G_k_ws", "k_decay_to_end_ws", "Tinv_ws", "Tinv_below_ws", "chunk_decay_ws"}
+    read, made = stored(find(page).trace(), "operands"), {o.out for k in back.kernels for o in k.ops if o.kind != "load"}
+    assert not made & set(read)
+    assert not {f"{n}_ws" for x in read.items() for n in x} & {t.name for t in (*before.tensors, *back.tensors)}
     stores = {str(o.attr("tensor")) for o in before.kernels[0].ops if o.kind == "store"}
-    assert loads(before.kernels[-1]) & stores >= {"chunk_decay_chunks"}
+    assert {"chunk_decay_chunks"} <= loads(before.kernels[-1]) & stores <= {"beta_ws", *(f"{n}_chunks" for n in read.values())}
     exponents = {t.name: t.dtype for t in back.role("input") if t.name in ("G_chunks", "W_chunks", "chunk_decay_chunks")}
     assert len(exponents) == 2 and set(exponents.values()) == {"float32"}
 
@@ -112,6 +113,36 @@ def ones_beyond(q, k, v, g, S):  # type: ignore[no-untyped-def]
 def test_tiles_that_are_not_zero_beyond_the_callers_are_not_stored() -> None:
     """Readers assume that they are. What stays in float32 is an exponent or a vector, of which they assume nothing."""
     assert operands(ones_beyond.trace()) == ["G", "operand_of_o", "chunk_decay"]
+
+
+@algorithm(q="C K", k="C K", v="C V", g="HV C K", beta="C", x="C K", a="HV K", S=carried("K V", forgets="g"))
+def of_others(q, k, v, g, beta, x, a, S):  # type: ignore[no-untyped-def]
+    """An operand with the dim V, an exponent that is no running sum and an operand as well, and a vector of the head."""
+    G = cumsum(g)
+    H = G + x
+    u = beta[:, None] * v
+    s = exp(a)
+    o = (exp(H) * q) @ S + H @ S + (s[None, :] * x) @ S + decayed_product(q, k, G) @ u
+    S = exp(last(G))[:, None] * S + (exp(last(G)[None, :] - G) * k).T @ u
+    return o, S
+
+
+def test_exponents_stay_in_float32_and_what_depends_on_no_token_is_not_stored() -> None:
+    p = of_others.trace()
+    assert {"G", "H", "u"} <= set(operands(p)) and not {"s", "a"} & set(operands(p))
+    assert {"G", "H"} <= wide(p) and "u" not in wide(p)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("target, gpu", [("tilelang", "sm_90a"), ("triton", "sm_90")])
+def test_operands_with_the_dim_V_lie_as_the_gradient_reads_them(target: str, gpu: str) -> None:
+    """The kernel over chunks before the walk stores them. Of KDA, v divided by its norms."""
+    contract = Contract.parse("v=l2norm")
+    b = asked_of(Build(target, algorithm="kimi_delta_attention", dtype="bfloat16", contract=contract), True)
+    x = next(x for x in candidates(b, "cuda", gpu, 64) if not any(map(unfit, x.all)))
+    assert x.states and not _apart(x)
+    p = lowered(x.states)
+    assert p.tensor("v_chunks_vk").dims == ("V", "C") and "v_chunks_vk" in loads(p.kernels[-1])
 
 
 def test_a_gradient_with_stored_gates_has_no_bound() -> None:

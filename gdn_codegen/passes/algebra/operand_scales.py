@@ -2,8 +2,8 @@
 schedules with the role operand.
 
 It applies to products that are added to the next value of a state, as x + s (a @ b), where a is an elementwise result that
-depends on no state and has no other reader. A walk that loads a then accumulates the product onto x (`accumulate`). Of a product
-of a tile that another call stored and of the caller's rows, it scales a copy of the rows.
+depends on no state and has no other reader. A walk that loads a then accumulates the product onto x (`accumulate`). If one
+operand was stored by another call, and the other is rows of the caller, it scales a copy of these rows.
 
 Example, where a depends on no state:
     before:  a = exp(G) * q;        S_next = c * S + s * (a.T @ b)

@@ -17,22 +17,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.body import Body
-from ...ir.core import Kernel, Op, Program, loops
+from ...ir.core import Op, Program, loops
+from ...ir.dataflow import exponents
 from ...ir.names import DTYPES
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
 from ...schedule.schedule import Schedule
 from ..common import rebuild_kernels
 from ..stage import takes
-
-
-def _exponents(k: Kernel) -> set[str]:
-    """The values of a kernel on which an exponent depends, other than through a product."""
-    out: set[str] = set()
-    for o in reversed(k.ops):
-        if o.kind == "exp" or (o.out in out and o.kind != "matmul"):
-            out |= set(o.args)
-    return out
 
 
 def _only_rounded(p: Program, rounds_first: tuple[str, ...]) -> dict[str, bool]:
@@ -51,10 +43,10 @@ def _only_rounded(p: Program, rounds_first: tuple[str, ...]) -> dict[str, bool]:
 def precision(p: Program, s: Schedule, dtype: str, c: Contract, rounds_first: tuple[str, ...] = ("matmul",)) -> Program:
     """`p` with typed tensors and casts. dtype: of q, k, v and operands. c: gives dtypes of gates and states. rounds_first: the
     kinds of ops that read operands in `dtype`."""
-    only_products, exponents = _only_rounded(p, rounds_first), set[str]()
+    only_products, of_exp = _only_rounded(p, rounds_first), set[str]()
     for k in p.kernels:
         loaded = {o.out: o.attr("tensor") for o in k.ops if o.kind == "load"}
-        exponents |= {loaded[a] for a in _exponents(k) if a in loaded}
+        of_exp |= {loaded[a] for a in exponents(k.ops) if a in loaded}
 
     def stored(t: Tensor) -> str:
         """The dtype of a tensor in memory."""
@@ -68,7 +60,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract, rounds_first: tu
             return t.dtype
         if t.index == "slot" and t.role != "workspace":
             return c.dtype(t.name)
-        narrow = s.narrow_workspaces and t.index == "slot" and len(t.dims) == 2 and not t.wide and t.name not in exponents
+        narrow = s.narrow_workspaces and t.index == "slot" and len(t.dims) == 2 and not t.wide and t.name not in of_exp
         return dtype if narrow or only_products.get(t.name) else "float32"
 
     tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)

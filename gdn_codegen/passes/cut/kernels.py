@@ -92,30 +92,29 @@ def _workspace(g: KernelGroups, n: str) -> Tensor:
 def _kernel(g: KernelGroups, i: int, part: Slice, read_later: set[str]) -> tuple[Kernel, list[Tensor]]:
     """The kernel of group i, and the workspaces that it writes. read_later: the values that later groups read."""
     group = g.s.kernels[i]
-    kept = {n: t for n in group if n in read_later and (t := _workspace(g, n)).role == "workspace"}
-    made = [*kept.values()]
+    made = {n: t for n in group if n in read_later and (t := _workspace(g, n)).role == "workspace"}
     body: list[Op] = []
     for n in sorted(part.reads, key=_read_order(g)):
         t = _workspace(g, n)
         body.append(Op("load", n, (), (("tensor", t.name),), t.tile))
-    body += [Op("store", "", (n,), (("tensor", kept[n].name),)) for n in group if n in kept and n in g.states]
+    body += [Op("store", "", (n,), (("tensor", made[n].name),)) for n in group if n in made and n in g.states]
     for o in g.loop.body:
         assert isinstance(o, Op)
         if o.out in part.ops:
             body.append(o)
-            if o.out in kept:
-                body.append(Op("store", "", (o.out,), (("tensor", kept[o.out].name),)))
+            if o.out in made:
+                body.append(Op("store", "", (o.out,), (("tensor", made[o.out].name),)))
         elif o.kind == "store" and (o.args[0] in {x for n in group if n in g.states for x in (n, g.states[n].next)}
                                     if o in g.kept else o.args[0] in group):
             body.append(o)
     name = "_".join(group if len(group) <= NAMED else (*group[:NAMED - 1], "and", str(len(group) - NAMED + 1), "more"))
     body = without_boundaries(body, {n for c in g.loop.carried for n in (c.name, c.next)})
     if not part.walks:
-        return Kernel(name, "chunks", tuple(body)), made
+        return Kernel(name, "chunks", tuple(body)), [*made.values()]
     walked = tuple(c for c in g.loop.carried if c.next in part.ops or c.next in part.reads)
     # A state that an earlier group wrote is loaded like any value, so it is not walked again.
     walked = tuple(c for c in walked if c.name not in part.reads)
     before = [o for o in g.whole.body if isinstance(o, Op) and o.out in {c.init for c in walked}]
     after = [o for o in g.whole.body if isinstance(o, Op) and o.kind == "store"
              and o.args[0] in {c.result for c in walked if c.name in group}]
-    return Kernel(name, "sequences", (*before, replace(g.loop, carried=walked, body=tuple(body)), *after)), made
+    return Kernel(name, "sequences", (*before, replace(g.loop, carried=walked, body=tuple(body)), *after)), [*made.values()]

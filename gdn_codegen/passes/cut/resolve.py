@@ -43,7 +43,7 @@ def _with_names(p: Program, s: Schedule, without: set[tuple[str, str]]) -> tuple
                 new = new if len(new) > 1 else []
                 groups += [(n,) for n in new]
             elif word.endswith("+"):
-                groups += _apart(p, new, came)
+                groups += _apart(p, new, {n for g in groups for n in g})
             else:
                 group += new if word.startswith("@") else [word]
             came |= dict.fromkeys(new, word)

@@ -18,17 +18,18 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - keyless: a value of `core` without the dim K that depends on no running sum of what depends on a state.
 - early: what a kernel before a walk can compute. That is a value of `core` that depends on no state, and a tile or vector of
   tokens that depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
-- sum: a sum over rows or columns of a tile that depends on a state. stateless: an output that depends on none.
+- sum: a sum over rows or columns of a tile that depends on a state. stateless: an output that depends on no state.
 - converted: an input behind the boundary after its input form. core: what the page gives before the derivatives of forms: for an
   input with a form the cotangent of the converted value, otherwise the output. tile: one of several numbers a token.
 """
 from __future__ import annotations
 
 from ...ir.core import Op, Program, types, uses
+from ...ir.dataflow import after
 from ...ir.ops import OPS
 from ...schedule.schedule import ROLES
 from .groups import keeps_state
-from .sums import after, factors, scores, stored_inverses, sums
+from .sums import factors, scores, stored_inverses, sums
 
 
 def roles(p: Program) -> dict[str, tuple[str, ...]]:
@@ -78,11 +79,10 @@ class _Roles:
             "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits}
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given | self.read)
                for r, names in found.items()}
-        forms = [o.out for o in self.ops if o.kind == "boundary" and not o.attr("back") and o.out in self.wanted]
         late = {"early": (early := self.early()), "early_keyless": tuple(n for n in early if "K" not in self.type[n].dims),
-                "output": self.outputs, "converted": tuple(forms), "keyless": self.keyless(), "core": self.core,
-                "state": self.states, "tile": tuple(n for n in self.core if self.type[n].rank == 2),
-                "stateless": tuple(n for n in self.outputs if n not in self.waits)}
+                "converted": tuple(o.out for o in self.ops if o.kind == "boundary" and not o.attr("back")), "core": self.core,
+                "stateless": tuple(n for n in self.outputs if n not in self.waits), "keyless": self.keyless(),
+                "output": self.outputs, "state": self.states, "tile": tuple(n for n in self.core if self.type[n].rank == 2)}
         assert {*own, *late} == set(ROLES)
         return {**own, **late}
 

@@ -1,19 +1,10 @@
-"""sums: sums of tiles, products that sum over V, which a kernel may store for a later one, factors, inverses from memory, and
-what depends on values. `roles` uses it."""
+"""sums: sums of tiles, products that sum over V, which a kernel may store for a later one, factors, and inverses from memory.
+`roles` uses it."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 from ...ir.core import Op, uses
-
-
-def after(ops: Sequence[Op], starts: Collection[str]) -> set[str]:
-    """The values that depend on one of `starts`, and these themselves."""
-    out = set(starts)
-    for o in ops:
-        if not out.isdisjoint(o.args):
-            out.add(o.out)
-    return out
 
 
 def sums(ops: Sequence[Op], among: Collection[str]) -> list[str]:

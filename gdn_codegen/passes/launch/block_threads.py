@@ -10,9 +10,9 @@ A block of one agent has 128 threads, with these exceptions:
   3270 us with 256 threads, and 1950 with 512. Kernels with wider products were not timed.
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
-Two blocks of 256 threads with so many fragments share a multiprocessor where shared memory has room for both. A thread then has
-128 registers. On an H100 the kernel over chunks of GDN-2, for which nvcc took 149, took 1094 us before, and 910 so. Kernels of
-derivatives of forms have no products, and up to 178 registers without this.
+Two blocks of 256 threads, each with fragments of at least 96 registers (`PAIRED`), share a multiprocessor where shared memory
+has room for both. A thread then has 128 registers. On an H100 the kernel over chunks of GDN-2, for which nvcc took 149, took
+1094 us before, and 910 so. Kernels of derivatives of forms have no products, and up to 178 registers without this.
 
 Kernels over single tokens are in token_threads.py.
 

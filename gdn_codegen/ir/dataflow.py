@@ -1,0 +1,31 @@
+"""The ops of a traced program by the names of their values, and what depends on what."""
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from .core import Op, Program
+
+
+def ops_of(p: Program) -> dict[str, Op]:
+    """The ops of a chunk, by the name of their value."""
+    return {o.out: o for o in p.walk.body if isinstance(o, Op) and o.out}
+
+
+def after(ops: Iterable[Op], starts: Collection[str]) -> set[str]:
+    """The values that depend on one of `starts`, and these themselves."""
+    out = set(starts)
+    for o in ops:
+        if not out.isdisjoint(o.args):
+            out.add(o.out)
+    return out
+
+
+def exponents(ops: Sequence[Op]) -> set[str]:
+    """The values on which an exponent depends, other than through a product."""
+    out: set[str] = set()
+    for o in reversed(ops):
+        if o.kind == "exp" or (o.out in out and o.kind != "matmul"):
+            out |= set(o.args)
+        elif o.kind in ("decayed_product", "decayed_matmul"):
+            out |= set(o.args[2:])
+    return out
