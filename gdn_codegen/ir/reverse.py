@@ -6,7 +6,7 @@ from typing import Any
 
 from .body import Body
 from .core import NO_LINE, Op, Program
-from .ops import TypeRuleError
+from .ops import OPS, TypeRuleError
 from .types import Dim, Tile
 
 
@@ -40,8 +40,11 @@ class Reverse:
 
     # --- what rules use ---
     def op(self, kind: str, *args: str | float, **attrs: Any) -> str:
-        """Append an op. Numbers become constants."""
+        """Append an op. Numbers become constants. A vector of the value head that meets rows of tokens is one of these rows."""
         names = [self.b.op("const", value=a, line=self.line) if isinstance(a, float) else a for a in args]
+        if OPS[kind].elementwise and any(self.type(n).dims[:1] == ("C",) and self.type(n).rank == 2 for n in names):
+            names = [self.b.op("row", n, line=self.line) if self.type(n).rank == 1 and self.type(n).dims != ("C",) else n
+                     for n in names]
         return self.b.op(kind, *names, line=self.line, **attrs)
 
     @property
@@ -104,7 +107,7 @@ class Reverse:
     def wanted(self, value: str) -> tuple[Dim, ...]:
         """The dims of the cotangent of a value."""
         dims = self.type(value).dims
-        return dims if not self.of_head(value) else ("C", *dims[dims[:1] == (1,):])
+        return dims if not self.of_head(value) else ("C", *(d for d in dims if d != 1))
 
     def summed(self, ct: str, value: str) -> str:
         """`ct`, summed to the dims of the cotangent of `value`."""
@@ -112,8 +115,7 @@ class Reverse:
         if have == want:
             return ct
         if self.of_head(value) and have[:1] != ("C",):  # of the chunk, not of a token: the first token has it
-            plain = self.type(value).dims
-            whole = self.reduced(ct, plain[1:] if plain[:1] == (1,) else plain)
+            whole = self.reduced(ct, tuple(d for d in self.type(value).dims if d != 1))
             before = self.op("cumsum", self.op("full", dims=("C",), value=1.0), exclusive=True)
             at_first = self.op("sub", 1.0, self.op("minimum", before, 1.0))
             where, entry = (self.op("col", at_first), self.op("row", whole)) if want[1:] else (at_first, whole)

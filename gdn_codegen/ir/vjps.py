@@ -112,7 +112,7 @@ def cast(r: Reverse, o: Op, ct: str) -> None:
 
 def col(r: Reverse, o: Op, ct: str) -> None:
     """The vector of a column."""
-    r.give(o.args[0], r.vector(ct, "col"))
+    r.give(o.args[0], ct if r.of_head(o.args[0]) else r.vector(ct, "col"))
 
 
 def row(r: Reverse, o: Op, ct: str) -> None:

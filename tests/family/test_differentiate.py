@@ -16,6 +16,7 @@ from gdn_codegen.ir.core import Op
 from gdn_codegen.ir.differentiate import chunk_states, differentiate, saving
 from gdn_codegen.ir.interpret import Interpreter, Problem
 from gdn_codegen.ir.ops import OPS, TypeRuleError
+from gdn_codegen.ir.page import Algorithm
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.stored import Solved, solutions, stored
@@ -74,23 +75,34 @@ def odd(x, y, a, b, S):  # type: ignore[no-untyped-def]
     return o, S
 
 
-def test_a_page_of_ones_own() -> None:
-    """torch.autograd through the page itself in torch, for ops that no page of the package has."""
-    p = odd.trace()
+@algorithm(x="C K", y="C V", a="HV", b="HV K", c="HV K", S=carried("K V"))
+def of_heads(x, y, a, b, c, S):  # type: ignore[no-untyped-def]
+    """What is computed of vectors of a value head scales rows of tokens and of a state."""
+    s, t = exp(-abs(b)), sigmoid(c) / (1 + abs(a)) + b * c
+    o = (t[None, :] * x) @ S + y * row_sum(x * s[None, :])[:, None]
+    S = s[:, None] * S + (x * t[None, :]).T @ (y - (x * maximum(b, c)[None, :]) @ S)
+    return o, S
+
+
+@pytest.mark.parametrize("page", [odd, of_heads])
+def test_a_page_of_ones_own(page: Algorithm) -> None:
+    """Central differences of the page itself, for ops and forms that no page of the package has."""
+    p = page.trace()
     backward = verify(replace(differentiate(p), dims=tuple(SIZES.items())))
     forward = verify(replace(saving(p), dims=tuple(SIZES.items())))
     gen = torch.Generator().manual_seed(2)
-    T, heads, K = 16, 2, SIZES["K"]
+    T, heads = 16, 2
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=gen, dtype=torch.float64)
-    x = {"x": normal(T, heads, K), "y": normal(T, heads, K), "a": normal(heads) / 4, "b": normal(heads, K),
-         "initial_state": normal(1, heads, K)}
-    d = {"d_o": normal(T, heads, K), "d_final_state": normal(1, heads, K)}
+    leads = {"token": (T, heads), "head": (heads,), "sequence": (1, heads)}
+    x, d = ({t.name: normal(*leads[t.index], *[SIZES[n] for n in t.dims if n != "C"]) / (4 if t.name in ("a", "S") else 1)
+             for t in p.role(role)} for role in ("input", "output"))
+    d = {f"d_{n}": y for n, y in d.items()}
     problem = Problem([T], heads, heads)
     kept = Interpreter(forward, problem, {}).run(dict(x))
     got = Interpreter(backward, problem, {}).run({**x, **d, "S_chunks": kept["S_chunks"]})
     for name, y in x.items():
-        found = got[f"d_{name}"].sum(0) if name in ("a", "b") else got[f"d_{name}"]
+        found = got[f"d_{name}"].sum(0) if name in ("a", "b", "c") else got[f"d_{name}"]
         for _ in range(8):  # a central difference along a direction
             along, step = normal(*y.shape), 1e-5
             ends = [Interpreter(forward, problem, {}).run({**x, name: y + s * step * along}) for s in (1, -1)]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gdn_codegen.runtime.call.gradient_builds import asked_of, candidates
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import OWN
 
 #: One of each kind: gates of tokens and of channels, numbers of heads, several steps a token.
 ONES = ("gated_delta_rule", "kimi_delta_attention", "mamba2", "gated_delta_product")
@@ -57,6 +59,13 @@ def test_what_derived_pages_compute_is_compared(kind: str) -> None:
 @pytest.mark.parametrize("name", [n if n in ONES else pytest.param(n, marks=pytest.mark.long) for n in names()])
 def test_gradients_of_each_page_pass(name: str, target: str, dtype: str) -> None:
     passes(target, algorithm=f"{name}.gradient", dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", OWN)
+def test_gradients_by_vectors_of_value_heads_pass(target: str) -> None:
+    """Of a page of one's own that computes with them."""
+    passes(target, algorithm=f"{Path(__file__).with_name('test_differentiate.py')}:of_heads.gradient", dtype="float32")
 
 
 @pytest.mark.slow
