@@ -172,9 +172,8 @@ GRADIENTS = {
           for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
         *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, "kernels": OF_SOLUTIONS}), STORING_WALKS, True, ARCH,
                        solved="operands") for n in (3, 2, 1)),
-        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, **x, **y}), _STATES, True, ARCH,
-                       solved="solutions" if y else "")
-          for y in ({"kernels": OF_SOLUTIONS}, {}) for n in (3, 2, 1) for x in (IN_PARTS, {})))}
+        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, **x}), _STATES, True, ARCH)
+          for n in (3, 2, 1) for x in (IN_PARTS, {})))}
 
 TARGET = register(Target(
     "tilelang",

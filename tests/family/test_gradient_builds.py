@@ -247,7 +247,7 @@ def test_a_gradient_reads_solutions_unless_the_call_saved_its_states() -> None:
     assert other.gradient.algorithm == "simple_gla.gradient"
     channels = gradient_builds.candidates(replace(b, algorithm="kimi_delta_attention"), "cuda", "sm_90a", 64)
     assert {x.gradient.algorithm.rpartition(".")[2] for x in channels if x.gradient.plan.name == "channel_gradient"} == {
-        "stored_gradient", "solved_gradient", "gradient"}
+        "stored_gradient", "gradient"}
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -10,6 +10,7 @@ import torch
 from reference import module
 
 from gdn_codegen.algorithms import names
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.call.choose import unfit
 from gdn_codegen.runtime.call.gradient_builds import asked_of, candidates
@@ -80,9 +81,21 @@ def test_gradients_of_callers_forms_pass(name: str, accept: str) -> None:
     passes("triton", algorithm=f"{name}.gradient", contract=Contract.parse(accept), layout="bhtd", dtype="float32")
 
 
+@algorithm(r="C K", s="C K", x="C V", y="C V", w="HV C K", P=carried("K V", forgets="w"), Q=carried("K V"))
+def two_states(r, s, x, y, w, P, Q):  # type: ignore[no-untyped-def]
+    """Two states with one gate for each channel, and names that no member has."""
+    W = cumsum(w)
+    ahead, to_end = exp(W) * r, exp(last(W)[None, :] - W) * s
+    scores = decayed_product(r, s, W)
+    o = (ahead @ P + scores @ x) * (ahead @ Q + scores @ y)
+    P = exp(last(W))[:, None] * P + to_end.T @ x
+    Q = exp(last(W))[:, None] * Q + to_end.T @ y
+    return o, P, Q
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["kimi_delta_attention", "gla", pytest.param("gated_delta_rule_2", marks=pytest.mark.long),
-                                  pytest.param("rwkv7", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["kimi_delta_attention", "gla", f"{__file__}:two_states",
+                                  *(pytest.param(n, marks=pytest.mark.long) for n in ("gated_delta_rule_2", "rwkv7"))])
 def test_what_modules_on_a_gpu_store_for_a_gradient_passes(name: str) -> None:
     """Triton's text is that of the interpreter. Here K and V differ, and chunks are shorter."""
     b = asked_of(Build("triton", algorithm=name, dtype="float32", head_dim_k=32, head_dim_v=64), True)

@@ -32,7 +32,8 @@ def transpose(p: Program, s: Schedule) -> Program:
     passes = {k.name: _Transposition(p, k, s) for k in p.kernels if walks(k)}
     over = {o.attr("tensor") for t in passes.values() for o in walk(t.k.body) if o.kind == "store" and t.transposes(o.args[0])}
     over = {n for n in over if p.tensor(n).index == "slot"}
-    over |= {t.name for t in p.tensors if t.role != "workspace" and t.index == "slot" and t.dims[1:] == ("V",)}
+    over |= {t.name for t in p.tensors if t.role != "workspace" and t.index == "slot" and (
+        t.dims[1:] == ("V",) or (t.role == "input" and len(t.dims) == 2 and t.dims[0] != "C"))}
     others = [k for k in p.kernels if k.name not in passes]
     over -= {n for k in others for n in loaded_transposed(k, over) if p.tensor(n).role == "workspace"}
     kernels = tuple(passes[k.name].run() if k.name in passes else k for k in p.kernels)
