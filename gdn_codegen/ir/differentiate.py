@@ -25,6 +25,7 @@ from .core import NO_LINE, Carry, Loop, Op, Program, Stmt, walk
 from .dataflow import ops_of
 from .ops import OPS, TypeRuleError
 from .padding import sums_over_padding
+from .ranges import ANY, steps
 from .reverse import Reverse
 from .stored import Solved, held, stored, wide
 from .types import Tensor
@@ -126,10 +127,11 @@ class _Gradient:
                            wide=t.wide or t.index == "head" or t.heads == "H", optional=t.index == "sequence")
                    for t in self.p.tensors if t.index in ("token", "head", "sequence")]
         given = [t for t in self.p.role("input") if t.index != "sequence"]
-        ops, in_float32, to_end = ops_of(self.p), wide(self.p), held(self.p)
+        ops, in_float32, to_end, bounds = ops_of(self.p), wide(self.p), held(self.p), steps(self.p)
         states = [Tensor(chunk_states(c.name), "input", "slot", "HV", c.type.dims) for c in self.loop.carried]
         read = [Tensor(chunk_states(x), "input", "slot", "HV", o.type.dims, wide=n in in_float32,
-                       fill="last" if n in to_end else "") for n, x in self.stored.items() if (o := ops[n]).type is not None]
+                       fill="last" if n in to_end else "", least_step=bounds.get(n, ANY)[0])
+                for n, x in self.stored.items() if (o := ops[n]).type is not None]
         return (*given, *states, *read, *derived)
 
     def seed(self, r: Reverse) -> None:

@@ -1,6 +1,8 @@
 """Prints a program as text in the form of builder calls. ir/parser.py parses the text to an equal program."""
 from __future__ import annotations
 
+import math
+
 from .core import Buffer, Kernel, Loop, Op, Program, Stmt
 from .types import Tensor
 
@@ -20,7 +22,8 @@ def _tensor(t: Tensor) -> str:
     if t.optional:
         kw["optional"] = True
     kw |= {k: v for k, v, d in (("fill", t.fill, ""), ("slots", t.slots, 1), ("strided", t.strided, False), ("at", t.at, ""),
-                                ("over", t.over, ""), ("wide", t.wide, False), ("cleared", t.cleared, False)) if v != d}
+                                ("over", t.over, ""), ("wide", t.wide, False), ("cleared", t.cleared, False),
+                                ("least_step", t.least_step, -math.inf)) if v != d}
     return _call("tensor", [repr(t.name)], **kw)
 
 

@@ -2,6 +2,7 @@
 bytes and threads count."""
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -119,6 +120,7 @@ class Tensor:
     over: the tensor whose memory this tensor shares.
     wide: for an input with several numbers for each token, whether it has the dtype of inputs with one number (float32 by
     default) and not that of q: a log decay, whose sums are exponents.
+    least_step: for running sums with a tile for each chunk slot, the least that a row can be minus the row before it.
     cleared: for an output of tokens, whether its kernel writes zeros to the rows that no sequence covers: rows past the end of
     the last sequence, and rows of skipped sequences. A parameter of the kernel (`clear_NAME`) turns this off, so that a caller's
     own buffer keeps its content there.
@@ -138,6 +140,7 @@ class Tensor:
     over: str = ""
     wide: bool = False
     cleared: bool = False
+    least_step: float = -math.inf
 
     def __post_init__(self) -> None:
         if self.role not in ("input", "output", "workspace"):

@@ -9,12 +9,13 @@ from tiers import every
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.host.pto import _mask
+from gdn_codegen.ir import ranges
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last, maximum, sigmoid, valid
 from gdn_codegen.ir.core import walk
 from gdn_codegen.ir.interpret import Problem, const_tile, interpret
 from gdn_codegen.ir.types import Tensor
 from gdn_codegen.passes import pipelines
-from gdn_codegen.passes.algebra import decayed_products, ranges
+from gdn_codegen.passes.algebra import decayed_products
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.schedule.schedule import varied
 from gdn_codegen.targets import lower
@@ -154,7 +155,7 @@ def test_ranges_of_values():
     assert named["a"][1] == (-3.0, float("inf")) and named["b"][1] == (-float("inf"), 2.0)
     assert [r for kind, r in named.values() if kind == "sigmoid"] == [(0.0, 1.0)] * 2
     assert found["c"] == (-2.5, float("inf"))
-    assert ranges.steps(p.walk.ops) == {}
+    assert ranges.steps(p) == {}
 
 
 @pytest.mark.parametrize("fill", [f"from_middle:{size} of {n}" for size in (1, 2, 8) for n in ("0/1", "0/2", "1/2")]

@@ -16,7 +16,7 @@ from gdn_codegen.runtime.call.choose import unfit
 from gdn_codegen.runtime.call.gradient_builds import asked_of, candidates
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule import varied
-from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.schedule.contract import PLAIN, Contract
 from gdn_codegen.targets import OWN
 
 #: One of each kind: gates of tokens and of channels, numbers of heads, several steps a token.
@@ -94,12 +94,15 @@ def two_states(r, s, x, y, w, P, Q):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["kimi_delta_attention", "gla", f"{__file__}:two_states",
-                                  *(pytest.param(n, marks=pytest.mark.long) for n in ("gated_delta_rule_2", "rwkv7"))])
-def test_what_modules_on_a_gpu_store_for_a_gradient_passes(name: str) -> None:
+@pytest.mark.parametrize("name, accept", [
+    ("kimi_delta_attention", ""), ("gla", ""), (f"{__file__}:two_states", ""), ("kimi_delta_attention", "g=floored"),
+    *(pytest.param(n, "", marks=pytest.mark.long) for n in ("gated_delta_rule_2", "rwkv7")),
+    pytest.param("gla", "g=safe", marks=pytest.mark.long)])
+def test_what_modules_on_a_gpu_store_for_a_gradient_passes(name: str, accept: str) -> None:
     """Triton's text is that of the interpreter. Here K and V differ, and chunks are shorter."""
-    b = asked_of(Build("triton", algorithm=name, dtype="float32", head_dim_k=32, head_dim_v=64), True)
-    x = next(x for x in candidates(b, "cuda", "sm_90", 16) if not any(map(unfit, x.all)))
+    b = asked_of(Build("triton", algorithm=name, dtype="float32", head_dim_k=32, head_dim_v=64,
+                       contract=Contract.parse(accept) if accept else PLAIN), True)
+    x = next(x for x in candidates(b, "cuda", "sm_90", 32) if not any(map(unfit, x.all)))
     assert x.states and str(x.gradient.algorithm) == f"{name}.stored_gradient"
     for y in x.all:
         errors = found(render(y))

@@ -1,6 +1,7 @@
 """Values of a chunk that the module of the states stores for a gradient, so that this does not compute them again."""
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -18,12 +19,14 @@ from gdn_codegen.runtime.call.gradient_builds import Builds, _apart, asked_of, c
 from gdn_codegen.schedule import Schedule, ScheduleError
 from gdn_codegen.schedule.contract import PLAIN, Contract
 
+#: Sizes of the levels of a decayed product without a bound.
+LEVELS = (32, 16, 8, 4, 2, 1)
 CHANNELS = ("kimi_delta_attention", "gla", "gated_delta_rule_2", "rwkv7")
 
 
-def builds(page: str, accept: str = "", K: int = 128) -> Builds:
+def builds(page: str, accept: str = "", K: int = 128, dtype: str = "bfloat16") -> Builds:
     """What a call on a Hopper GPU gets."""
-    b = Build("tilelang", algorithm=page, dtype="bfloat16", head_dim_k=K, head_dim_v=K,
+    b = Build("tilelang", algorithm=page, dtype=dtype, head_dim_k=K, head_dim_v=K,
               contract=Contract.parse(accept) if accept else PLAIN)
     return next(x for x in candidates(asked_of(b, True), "cuda", "sm_90a", 64) if not any(map(unfit, x.all)))
 
@@ -74,6 +77,22 @@ def test_one_product_of_a_level_gives_both_decayed_products() -> None:
     assert x.states
     first = lowered(x.states).kernels[0]
     assert count(first, "halves") == count(first, "pairs") == 6 and count(first, "matmul") == 8
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("accept, dtype, least, sizes", [
+    ("g=floored", "bfloat16", -5.0, (32, 16)), ("g=safe", "bfloat16", -5.0, (32, 16)),
+    ("g=safe", "float16", -5.0, LEVELS), ("", "bfloat16", -math.inf, LEVELS)])
+def test_stored_sums_keep_the_bound_of_their_gates(accept: str, dtype: str, least: float, sizes: tuple[int, ...]) -> None:
+    """So one product serves diagonal blocks of 16 rows in the gradient, as in the forward pass."""
+    x = builds("kimi_delta_attention", accept, dtype=dtype)
+    p = lowered(x.gradient)
+    assert p.tensor("G_chunks").least_step == least
+    levels = [k for k in p.kernels if count(k, "to_middle")]
+    assert len(levels) == 2
+    for k in levels:
+        assert tuple(dict.fromkeys(o.attr("size") for o in k.ops if o.kind == "pairs")) == sizes
+        assert bool(count(k, "from_middle")) == (sizes == (32, 16))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from ...ir.core import Op, Program
 from ...ir.ops import TypeRuleError
+from ...ir.ranges import ANY, ranges
 from ..stage import takes
 from .exponents import Defs, Part, Sum, falls, left, parts, sums
-from .ranges import ANY, ranges
 
 #: exp of a larger number may be infinite in float32.
 LARGEST = 88.0

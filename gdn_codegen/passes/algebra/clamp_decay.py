@@ -14,9 +14,9 @@ from dataclasses import replace
 from ...ir.body import Body
 from ...ir.core import Op, Program
 from ...ir.decays import exponents
+from ...ir.ranges import ANY, Range, ranges
 from ..common import walk_body
 from ..stage import takes
-from .ranges import ANY, Range, ranges
 
 #: exp(FLOOR) is less than half of the smallest float32 above 0, so it rounds to 0.
 FLOOR = -105.0

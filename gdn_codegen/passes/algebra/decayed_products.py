@@ -32,12 +32,12 @@ from dataclasses import replace
 from typing import Any
 
 from ...ir.core import Op, Program
+from ...ir.ranges import ANY, steps
 from ..common import walk_body, with_walk_body
 from ..stage import takes
 from ..uses import needed_before, readers
 from .decayed_matmuls import decayed_matmuls
 from .joint_levels import LEAST, JointLevels, partners
-from .ranges import ANY, steps
 
 #: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
 #: float32's range. float16 keeps no digits of small numbers, such as 1e-4 exp(-10), which exp(10) would make visible.
@@ -63,7 +63,7 @@ def decayed_products(p: Program, dtype: str, joint: bool) -> Program:
                 if all(x.kind not in (*DECAYED, "matmul") for x in needed):  # so that one product may serve two of the group
                     done |= {b.copy(x) for x in needed}
             group = [x for x in alike if set(x.args) <= set(b.types)]
-            block = block_rows(group, ops, p.sizes["C"], LIMITS[dtype])
+            block = block_rows(group, p, p.sizes["C"], LIMITS[dtype])
             sizes = [1 << n for n in reversed(range(p.sizes["C"].bit_length() - 1)) if 1 << n >= block]
             levels = JointLevels(b, partners(group, ops, stored) if joint and len(sizes) >= LEAST else [], sizes)
             if o.kind == "decayed_product":
@@ -91,11 +91,11 @@ def _strict(ops: list[Op]) -> set[str]:
     return out
 
 
-def block_rows(group: list[Op], ops: list[Op], chunk: int, limit: float) -> int:
+def block_rows(group: list[Op], p: Program, chunk: int, limit: float) -> int:
     """The rows of the diagonal blocks that one product computes: a power of two. 1 if there are none, as gates have no bound, or
-    none of more than one level. group: decayed products by the same sums. limit: the largest exponent."""
+    none of more than one level. group: decayed products of `p` by the same sums. limit: the largest exponent."""
     total = group[0].args[2]
-    defs, least, size = {o.out: o for o in ops}, steps(ops).get(total, ANY)[0], 1
+    defs, least, size = {o.out: o for o in p.walk.body if isinstance(o, Op)}, steps(p).get(total, ANY)[0], 1
     if not all(x in defs and _is_before(defs[x], defs[total]) for o in group for x in o.args[3:]):
         return 1
     while 2 * size <= chunk and size * -least <= limit:

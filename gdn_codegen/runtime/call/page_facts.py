@@ -22,5 +22,6 @@ def _block_rows(b: Build) -> int:
     """The rows of a decayed product's diagonal blocks that one product computes, the fewest of the page's."""
     from ...passes.abi.caller_inputs import caller_inputs  # here, so that importing the ops does not import passes
     from ...passes.algebra.decayed_products import DECAYED, LIMITS, block_rows
-    ops = [o for o in caller_inputs(b.page.trace(), b.contract).walk.body if isinstance(o, Op)]
-    return min((block_rows([o], ops, b.chunk, LIMITS[b.dtype]) for o in ops if o.kind in DECAYED), default=1)
+    p = caller_inputs(b.page.trace(), b.contract)
+    ops = [o for o in p.walk.body if isinstance(o, Op) and o.kind in DECAYED]
+    return min((block_rows([o], p, b.chunk, LIMITS[b.dtype]) for o in ops), default=1)

@@ -1,7 +1,8 @@
 """ranges: the least and the largest value that entries can have, as far as the ops of a page say.
 
 An input has any value. sigmoid(x) is between 0 and 1, and maximum(x, -5) is at least -5. So a gate's input form can bound the
-gate, and by how much a running sum of gates changes from a token to the next (`steps`).
+gate, and by how much a running sum of gates changes from a token to the next (`steps`). A tensor of running sums says this
+itself (`Tensor.least_step`).
 """
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from itertools import product
 from math import exp, inf
 
-from ...ir.core import Op
+from .core import Op, Program
 
 Range = tuple[float, float]
 ANY: Range = (-inf, inf)
@@ -28,12 +29,15 @@ def ranges(ops: Iterable[Op]) -> dict[str, Range]:
     return out
 
 
-def steps(ops: Iterable[Op]) -> dict[str, Range]:
-    """Of values that are made of running sums: the range of the difference between a row and the row before it."""
-    ops = list(ops)
+def steps(p: Program) -> dict[str, Range]:
+    """Of values in the walk of `p` that are made of running sums: the range of the difference between a row and the row before
+    it."""
+    ops = [o for o in p.walk.body if isinstance(o, Op)]
     known, out = ranges(ops), dict[str, Range]()
     for o in ops:
-        if o.kind == "cumsum":
+        if o.kind == "load" and (least := p.tensor(o.attr("tensor")).least_step) > -inf:
+            out[o.out] = least, inf
+        elif o.kind == "cumsum":
             low, high = known.get(o.args[0], ANY)
             out[o.out] = max(low, o.attr("least", -inf)), max(high, o.attr("least", -inf))
         elif o.kind in ("neg", "add", "sub") and all(a in out for a in o.args):
