@@ -121,10 +121,12 @@ class Groups(Device):
 
     The schedule gives the agents of a walk (schedule/agents.py). rows: the rows of a tile that a warp group of four warps holds.
     most: the most warp groups that share a carried value. threads: the most threads of a block. starts_early: whether a kernel
-    may start before the one before it has ended.
+    may start before the one before it has ended. decayed_blocks: the rows of the diagonal blocks of which a warp computes
+    `decayed_blocks`.
     """
 
     rows: int = 0
     most: int = 0
     threads: int = 0
     starts_early: bool = False
+    decayed_blocks: int = 0

@@ -276,6 +276,15 @@ def _decayed_matmul_type(attrs: Attrs, *args: Tile) -> Tile:
     return a
 
 
+def _decayed_blocks_type(attrs: Attrs, *args: Tile) -> Tile:
+    """A square tile [m, m] and a tile [m, k] of one dtype, and sums of log decays [m, k] -> [m, k], of the sums' dtype."""
+    _arity("decayed_blocks", 3, args)
+    p, a, x = args
+    _need(a.rank == 2 and x.dims == a.dims and p == Tile((a.dims[0], a.dims[0]), a.dtype),
+          lambda: f"decayed_blocks takes a square tile, a tile of its dtype, and sums; got {', '.join(map(str, args))}")
+    return x
+
+
 def _delayed(attrs: Attrs, *args: Tile) -> Tile:
     _need(len(args) > 1, lambda: f"delay takes a tile, and a row for each token of the delay; got {len(args)} operand(s)")
     x = args[0]
@@ -602,6 +611,11 @@ def _decayed_matmul(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Ten
     return each.sum(0 if attrs.get("transposed") else 1)
 
 
+def _decayed_blocks(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    kept = keep("diagonal_blocks", len(x), attrs["size"], x.device)
+    return _decayed_matmul(attrs, p.to(x.dtype).where(kept, p.new_zeros(())), b.to(x.dtype), x)
+
+
 def _kept_if_negative(attrs: Attrs, number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return x if number < 0 else x.new_zeros(x.shape)
 
@@ -697,6 +711,10 @@ op("decayed_matmul", "row i is the sum over j < i of p[i, j] b[j, c] exp(x[i, c]
    "over i > j of p[i, j] b[i, c] exp(x[i, c] - x[j, c]). p is zero on and above its diagonal. The pass `decayed_products` "
    "replaces it", _decayed_matmul_type, _decayed_matmul, attrs=("transposed",),
    zero=zeros.decayed_matmul, text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
+op("decayed_blocks", "as decayed_matmul, but of tokens in the same block of `size` rows alone. Exponents are relative to a "
+   "block's middle row where that makes none larger than `limit`, of either sign", _decayed_blocks_type, _decayed_blocks,
+   attrs=("size", "limit", "transposed"), zero=zeros.decayed_matmul,
+   sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,
    elementwise=True, zero=zeros.column_sums)
 op("row_sum", "sum over the columns of each row, or over the entries of a vector. `diagonal`: the operand is zero off its "

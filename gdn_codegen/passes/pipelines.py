@@ -136,7 +136,8 @@ FRONT: Passes = (
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("recent_rows", lambda p, c: recent_rows(p, c.device)),
     ("clamp_decay", lambda p, c: clamp_decay(p)),
-    ("decayed_products", lambda p, c: decayed_products(p, c.dtype, joint=isinstance(c.device, Groups))),
+    ("decayed_products", lambda p, c: decayed_products(p, c.dtype, *(
+        (True, c.device.decayed_blocks) if isinstance(c.device, Groups) else (False,)))),
     ("row_scales", lambda p, c: row_scales(p)),
     ("decay_bound", lambda p, c: decay_bound(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),

@@ -15,6 +15,7 @@ from gdn_codegen.targets import OWN
 sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
 import gradients
 import problems
+from members import Case
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 HERE = [t for t in OWN if runs(t, "cuda")]
@@ -54,6 +55,17 @@ def test_every_member(target, size, page, monkeypatch):
     for n in ("K", "V"):
         monkeypatch.setitem(problems.SIZES, n, size)
     compared(problems.Problem(page, target, LENGTHS, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("page", ["kimi_delta_attention", "gla", "gated_delta_rule_2", "rwkv7"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gates", ["slow", "mixed"])
+@pytest.mark.parametrize("target", HERE)
+def test_gates_of_channels(target, gates, dtype, page, monkeypatch):
+    """How diagonal blocks are computed depends on how much the gates in them forget, and on the dtype."""
+    for n in ("K", "V"):
+        monkeypatch.setitem(problems.SIZES, n, 64)
+    compared(problems.Problem(page, target, dtype=dtype, case=Case(LENGTHS, gates=gates)))
 
 
 @pytest.mark.parametrize("page", ["gated_delta_rule", "delta_rule", "simple_gla", "kimi_delta_attention", "gla"])

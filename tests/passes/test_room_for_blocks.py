@@ -14,10 +14,10 @@ from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
 
 
-def gradient(page: str, schedule: str) -> Program:
-    """The gradient of a page for sm_90a, in bfloat16 with K = V = 128 and chunks of 64 tokens."""
-    return lowered(Build("tilelang", algorithm=f"{page}.gradient", schedule=varied(schedule, "sm_90a", v_block=64, stages=1),
-                         dtype="bfloat16", arch="sm_90a", contract=Contract(dtypes=((chunk_states("S"), "bfloat16"),))))
+def gradient(page: str, schedule: str, arch: str = "sm_90a") -> Program:
+    """The gradient of a page, in bfloat16 with K = V = 128 and chunks of 64 tokens."""
+    return lowered(Build("tilelang", algorithm=f"{page}.gradient", schedule=varied(schedule, arch, v_block=64, stages=1),
+                         dtype="bfloat16", arch=arch, contract=Contract(dtypes=((chunk_states("S"), "bfloat16"),))))
 
 
 def test_two_blocks_share_a_multiprocessor_if_another_order_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,14 +41,15 @@ def test_early_values_come_before_the_walk() -> None:
 @pytest.mark.parametrize("page", ["gla", *(pytest.param(n, marks=pytest.mark.slow)
                                            for n in ("kimi_delta_attention", "gated_delta_rule_2"))])
 def test_gradients_of_a_gate_for_each_channel_fit_in_chunks_of_64(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The walk back runs on warp groups. GDN-2 fits if each reader of a decayed operand computes it again."""
+    """The walk back runs on warp groups. Without these GDN-2 fits if each reader of a decayed operand computes it again."""
     assert [bool(k.agents) for k in gradient(page, "operand_gradient").kernels] == [False, True, False]
-    if page != "gated_delta_rule_2":  # they fit in the order of `few_live` alone
+    if page != "gated_delta_rule_2":
         return
+    gradient(page, "operand_gradient", "")
     monkeypatch.setattr(place, "recompute", lambda k: k)
     lowered.cache_clear()
-    with pytest.raises(ScheduleError, match="shared of sm_90a has"):
-        gradient(page, "operand_gradient")
+    with pytest.raises(ScheduleError, match="shared of "):
+        gradient(page, "operand_gradient", "")
     lowered.cache_clear()
 
 

@@ -19,14 +19,12 @@ from gdn_codegen.runtime.call.gradient_builds import Builds, _apart, asked_of, c
 from gdn_codegen.schedule import Schedule, ScheduleError
 from gdn_codegen.schedule.contract import PLAIN, Contract
 
-#: Sizes of the levels of a decayed product without a bound.
-LEVELS = (32, 16, 8, 4, 2, 1)
 CHANNELS = ("kimi_delta_attention", "gla", "gated_delta_rule_2", "rwkv7")
 
 
-def builds(page: str, accept: str = "", K: int = 128, dtype: str = "bfloat16") -> Builds:
+def builds(page: str, accept: str = "", K: int = 128, dtype: str = "bfloat16", target: str = "tilelang") -> Builds:
     """What a call on a Hopper GPU gets."""
-    b = Build("tilelang", algorithm=page, dtype=dtype, head_dim_k=K, head_dim_v=K,
+    b = Build(target, algorithm=page, dtype=dtype, head_dim_k=K, head_dim_v=K,
               contract=Contract.parse(accept) if accept else PLAIN)
     return next(x for x in candidates(asked_of(b, True), "cuda", "sm_90a", 64) if not any(map(unfit, x.all)))
 
@@ -80,19 +78,33 @@ def test_one_product_of_a_level_gives_both_decayed_products() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("accept, dtype, least, sizes", [
-    ("g=floored", "bfloat16", -5.0, (32, 16)), ("g=safe", "bfloat16", -5.0, (32, 16)),
-    ("g=safe", "float16", -5.0, LEVELS), ("", "bfloat16", -math.inf, LEVELS)])
-def test_stored_sums_keep_the_bound_of_their_gates(accept: str, dtype: str, least: float, sizes: tuple[int, ...]) -> None:
-    """So one product serves diagonal blocks of 16 rows in the gradient, as in the forward pass."""
-    x = builds("kimi_delta_attention", accept, dtype=dtype)
-    p = lowered(x.gradient)
+@pytest.mark.parametrize("accept, dtype, least, rows", [
+    ("g=floored", "bfloat16", -5.0, 16), ("g=safe", "bfloat16", -5.0, 16), ("g=safe", "float16", -5.0, 1),
+    ("", "bfloat16", -math.inf, 1)])
+def test_stored_sums_keep_the_bound_of_their_gates(accept: str, dtype: str, least: float, rows: int) -> None:
+    """So one product serves diagonal blocks of 16 rows in the gradient, as in the forward pass. Triton has no op for them."""
+    p = lowered(builds("kimi_delta_attention", accept, dtype=dtype, target="triton").gradient)
     assert p.tensor("G_chunks").least_step == least
     levels = [k for k in p.kernels if count(k, "to_middle")]
-    assert len(levels) == 2
+    assert len(levels) == 2 and not any(count(k, "decayed_blocks") for k in p.kernels)
     for k in levels:
-        assert tuple(dict.fromkeys(o.attr("size") for o in k.ops if o.kind == "pairs")) == sizes
-        assert bool(count(k, "from_middle")) == (sizes == (32, 16))
+        assert min(o.attr("size") for o in k.ops if o.kind == "pairs") == rows
+        assert bool(count(k, "from_middle")) == (rows == 16)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("page, dtype, limit", [
+    ("kimi_delta_attention", "bfloat16", 40.0), ("kimi_delta_attention", "float16", 0.0), ("gla", "bfloat16", 40.0),
+    ("gated_delta_rule_2", "bfloat16", 40.0), ("rwkv7", "bfloat16", 40.0), (f"{__file__}:scaled_rows", "bfloat16", None)])
+def test_warps_compute_diagonal_blocks(page: str, dtype: str, limit: float | None) -> None:
+    """Of derivatives by loaded tiles, so that their other products have two levels. Not of computed tiles."""
+    kernels = lowered(builds(page, dtype=dtype).gradient).kernels
+    blocks = [o for k in kernels for o in k.ops if o.kind == "decayed_blocks"]
+    assert {(o.attr("size"), o.attr("limit")) for o in blocks} == ({(16, limit)} if limit is not None else set())
+    assert {o.attr("transposed", False) for o in blocks} == ({False, True} if limit is not None else set())
+    for k in kernels if page == "kimi_delta_attention" else ():
+        if levels := {o.attr("size") for o in k.ops if o.kind == "pairs"}:
+            assert levels == {32, 16} and k.blocks_per_sm == 2
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -118,6 +130,15 @@ def test_converted_inputs_are_stored() -> None:
         (False, True, False), (False, False, True), (True, False, False)]
     assert not any({"g", "q", "k"} & loads(k) for k in kernels[:-3])
     assert "beta" in loads(kernels[-3]), "what reads no tile joins the first"
+
+
+@algorithm(q="C K", k="C K", v="C V", g="C K", x="C K", S=carried("K V", forgets="g"))
+def scaled_rows(q, k, v, g, x, S):  # type: ignore[no-untyped-def]
+    """The second tile of the decayed product is computed."""
+    G = cumsum(g)
+    o = (exp(G) * q) @ S + decayed_product(x * q, x * k, G) @ v
+    S = exp(last(G))[:, None] * S + (exp(last(G)[None, :] - G) * k).T @ v
+    return o, S
 
 
 @algorithm(q="C K", k="C K", v="C V", g="C K", S=carried("K V", forgets="g"))

@@ -10,7 +10,8 @@ from ..device_functions import definitions, needed, texts, used
 
 FOLDER = Path(__file__).with_name("device")
 #: CUDA headers, in the order of a module, with the functions that call into them.
-HEADERS = {"layout.cuh": {"expect_swizzled_cuda"}, "inverse.cuh": {"inverted_by_warps"}, "cumsum.cuh": {"cumsums_cuda"},
+HEADERS = {"layout.cuh": {"expect_swizzled_cuda", "expect_rows_cuda"}, "inverse.cuh": {"inverted_by_warps"},
+           "cumsum.cuh": {"cumsums_cuda"}, "block_products.cuh": {"decayed_blocks_cuda"},
            "search.cuh": {"find_sequence_cuda"}, "warm_up.cuh": {"warm_up_length_cuda"},
            "by_length.cuh": {"by_length_cuda"}, "part_chunks.cuh": {"part_chunks_cuda"},
            "tails.cuh": {"zero_tail_cuda", "store_tail_cuda"},

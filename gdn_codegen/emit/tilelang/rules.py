@@ -106,6 +106,17 @@ def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -
         w.line(f"t.whole_inverses({', '.join([grouped(tiles), grouped(scales), *strict(o)])})")
 
 
+@rule("decayed_blocks", statement=True)
+def decayed_blocks(w: KernelWriter, o: Op, p: Value, x: Value, g: Value) -> None:
+    """Device code addresses all three tiles."""
+    w.line(f"t.expect_swizzled({_storage(w, o, p)})")
+    rows = w.buffers[x.buffer].pad or w.buffers[x.buffer].shape[1] % 64  # others are an operand of a product, too
+    w.line(f"t.expect_{'rows' if rows else 'swizzled'}({_storage(w, o, x)})")
+    w.line(f"t.expect_rows({_storage(w, o, g)})")
+    options = [repr(o.attr("limit")), *(["transposed=True"] if o.attr("transposed") else [])]
+    w.line(f"t.decayed_blocks({', '.join([*(w.name(y.buffer) for y in (p, x, g)), w.name(o.buffer), *options])})")
+
+
 @rule("load", statement=True)
 def load(w: KernelWriter, o: Op, *operands: Value) -> None:
     """A load: an asynchronous copy for a whole chunk, and a loop over the elements otherwise."""

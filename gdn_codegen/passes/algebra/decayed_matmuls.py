@@ -5,18 +5,39 @@ of each diagonal block of 2h rows. With x = exp(to_middle(G, h)) it is x * (pair
 the operand, rows of second halves scale the product, and no exponent is positive.
 
 Where gates have a lower bound, one product serves all levels within diagonal blocks, as for `decayed_product`.
+
+Where warps compute the innermost levels by themselves, these are an op `decayed_blocks`. It chooses for each block at run time
+whether one product serves all its levels, because gates seldom forget so much within 16 tokens that it cannot.
 """
 from __future__ import annotations
 
 from typing import Any
 
-from ...ir.core import Op
+from ...ir.core import Op, Program
 from .joint_levels import JointLevels
 
+#: The warps that have the rows of a product.
+WARPS = 4
 
-def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int) -> None:
+
+def rows_of_warps(group: list[Op], p: Program, dtype: str, rows: int, block: int) -> int:
+    """The rows of the diagonal blocks of `decayed_blocks`, 0 if `group`, ops of `p`, has none. These take loaded tiles in 16
+    bits, and no sums before each token. rows: for which each warp can compute them, 0 for none. block: what one product
+    computes."""
+    defs = {o.out: o for o in p.walk.body if isinstance(o, Op)}
+
+    def takes(o: Op) -> bool:
+        """Whether warps can compute diagonal blocks of `o`."""
+        x = defs[o.args[1]]
+        return o.kind == "decayed_matmul" and not o.args[3:] and x.kind == "load" and not p.tensor(x.attr("tensor")).wide
+
+    return rows if block <= rows == p.sizes["C"] / WARPS and dtype != "float32" and all(map(takes, group)) else 0
+
+
+def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int, limit: float | None = None) -> None:
     """Append the ops that compute `group`, ops with the same sums, for chunks of so many tokens. levels: those of pairs of ops.
-    block: the rows of the diagonal blocks that one product computes, 1 for none."""
+    block: the rows of the diagonal blocks that one product computes, 1 for none. limit: that of a `decayed_blocks` that computes
+    them instead."""
     b, total = levels.b, levels.derivatives(block == 1)
     alone = [o for o in group if o.out not in total]
 
@@ -26,19 +47,25 @@ def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int
     def add(o: Op, entries: str, later: str, earlier: str, last: bool) -> None:
         """Add a product of entries of p and the tile, scaled by the decays of rows of second and of first halves. last: whether
         it is the last one."""
-        transposed, name = bool(o.attr("transposed")), o.out if last else ""
+        transposed = bool(o.attr("transposed"))
         of, by = (later, earlier) if transposed else (earlier, later)
-        term = op(o, "mul", op(o, "matmul", entries, op(o, "mul", o.args[1], of), ta=transposed), by)
-        if o.out in total:
-            total[o.out] = op(o, "add", total[o.out], term, name=name)
-        else:
-            total[o.out] = op(o, "mul", term, b.op("const", value=1.0), name=name) if last else term
+        plus(o, op(o, "mul", op(o, "matmul", entries, op(o, "mul", o.args[1], of), ta=transposed), by), last)
 
+    def plus(o: Op, term: str, last: bool) -> None:
+        """Add a term."""
+        if o.out in total:
+            total[o.out] = op(o, "add", total[o.out], term, name=o.out if last else "")
+        else:
+            total[o.out] = op(o, "mul", term, b.op("const", value=1.0), name=o.out) if last else term
+
+    if limit is not None:  # first, so that tiles of the levels may overwrite p in memory
+        for o in group:
+            plus(o, op(o, "decayed_blocks", *o.args, size=block, limit=limit, **dict(o.attrs)), not levels.halves)
     for half in levels.halves:
         for o in alone:
             later, earlier = (op(o, "exp", op(o, "to_middle", *s, size=half)) for s in (o.args[2:], o.args[2:3]))
-            add(o, op(o, "pairs", o.args[0], size=half), later, earlier, half == 1)
-    for o in group:
+            add(o, op(o, "pairs", o.args[0], size=half), later, earlier, half == (1 if limit is None else block))
+    for o in group if limit is None else ():
         p, x, *sums = o.args
         if block > 1:
             later = op(o, "exp", op(o, "from_middle", *sums, size=block // 2))

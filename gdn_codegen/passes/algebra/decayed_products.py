@@ -10,21 +10,18 @@ rows, i is in the second half, and m is the last row of the first half:
 Neither exponent is positive if no gate is. `to_middle` is the first in rows of second halves, and the second in rows of
 first halves. So one tile x = exp(to_middle(G, h)) scales both operands: level h of P is pairs((a * x) @ (b * x).T, h).
 Where a token reads what is left before it decays, a is scaled by decays of sums without the token, and nothing is on the
-diagonal. Otherwise the decay is 1 there. All levels are products for tensor cores. Products of different operands with one G
-share x.
+diagonal. Otherwise the decay is 1 there. Products of different operands with one G share x.
 
 If gates have a lower bound, one product serves all levels within diagonal blocks of B rows. m is the middle row of the block,
 whatever i and j are. The exponents then have either sign. They are at most B/2 times the bound, which has to be at most LIMITS of
 the products' dtype. So 64 rows with gates of -5 or more need levels 32 and 16 and one more product. The diagonal stays a product
-of its own, which is not rounded after scaling: where gates are strong, it is most of P. The bound follows from the ops that
-compute the gates (`ranges`), such as those of the input form `safe`.
+of its own, which is not rounded after scaling: where gates are strong, it is most of P. `ranges` finds the bound.
 
 Where two values decay by the same sums, one product of a level may serve both (`joint_levels`). Warp groups take this form.
 Triton's kernels have no fewer instructions so.
 
-The way by which FLA and FlashKDA avoid overflow divides a chunk into blocks of 16 rows. FLA computes blocks on the diagonal entry
-by entry (arXiv:2312.06635, section 4.3), or, with its safe gate, as above. Levels need no loop over entries, and hold for gates
-of any size.
+FLA and FlashKDA divide a chunk into blocks of 16 rows instead. FLA computes those on the diagonal entry by entry
+(arXiv:2312.06635, section 4.3), or, with its safe gate, as above. Levels need no loop over entries.
 """
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from ...ir.ranges import ANY, steps
 from ..common import walk_body, with_walk_body
 from ..stage import takes
 from ..uses import needed_before, readers
-from .decayed_matmuls import decayed_matmuls
+from .decayed_matmuls import decayed_matmuls, rows_of_warps
 from .joint_levels import LEAST, JointLevels, partners
 
 #: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
@@ -46,10 +43,11 @@ DECAYED = ("decayed_product", "decayed_matmul")
 
 
 @takes("traced")
-def decayed_products(p: Program, dtype: str, joint: bool) -> Program:
+def decayed_products(p: Program, dtype: str, joint: bool, by_warps: int = 0) -> Program:
     """`p` without `decayed_product` and `decayed_matmul`. Products that decay by the same sums are computed together, level by
     level, so that the scaled operands and the products of one level are live at a time. dtype: of the operands of products.
-    joint: whether one product of a level may serve two of them (`joint_levels`), as where threads wait for each product."""
+    joint: whether one product of a level may serve two of them (`joint_levels`), as where threads wait for each product.
+    by_warps: as for `rows_of_warps`."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     if not any(o.kind in DECAYED for o in ops):
         return p
@@ -64,12 +62,14 @@ def decayed_products(p: Program, dtype: str, joint: bool) -> Program:
                     done |= {b.copy(x) for x in needed}
             group = [x for x in alike if set(x.args) <= set(b.types)]
             block = block_rows(group, p, p.sizes["C"], LIMITS[dtype])
+            own = rows_of_warps(group, p, dtype, by_warps, block)
+            block = max(block, own)
             sizes = [1 << n for n in reversed(range(p.sizes["C"].bit_length() - 1)) if 1 << n >= block]
             levels = JointLevels(b, partners(group, ops, stored) if joint and len(sizes) >= LEAST else [], sizes)
             if o.kind == "decayed_product":
                 _levels(group, levels, p.sizes["C"], block, strict)
             else:
-                decayed_matmuls(group, levels, p.sizes["C"], block)
+                decayed_matmuls(group, levels, p.sizes["C"], block, LIMITS[dtype] if own else None)
             done |= {x.out for x in group}
         elif o.out not in done or not o.out:
             b.copy(o)

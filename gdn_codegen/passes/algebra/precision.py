@@ -80,9 +80,9 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract, rounds_first: tu
             return ""
         if o.kind == "rounded":
             return cast(o.args[0], dtype)
-        if o.kind == "matmul":
+        if o.kind in ("matmul", "decayed_blocks"):
             left, right = (cast(a, dtype) for a in o.args[:2])
-            return b.op("matmul", left, right, *o.args[2:], name=o.out, line=o.line, **dict(o.attrs))
+            return b.op(o.kind, left, right, *o.args[2:], name=o.out, line=o.line, **dict(o.attrs))
         of = by_name[o.attr("tensor")] if o.kind == "load" else None
         if of is not None and of.index == "sequence" and of.dtype != "float32":
             narrow[o.out] = b.op("load", *o.args, name=b.fresh(f"{o.out}_{DTYPES[of.dtype]}"), line=o.line, **dict(o.attrs))

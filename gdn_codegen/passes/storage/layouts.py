@@ -52,6 +52,7 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
         return _of_tokens(k, device)
     home = {o.out: o.buffer for o in k.ops}
     fixed = {b for o in k.ops if over(o, device) for b in (o.buffer, home[o.args[0]])}
+    fixed |= {home[o.args[0]] for o in k.ops if o.kind == "decayed_blocks"}
     crossing = _crossing(k, home, device) if k.agents else set()
     of_turns = _of_turns(k, device)
     summed = {home.get(o.args[0], "") for o in k.ops if o.kind in OF_ROWS}
@@ -81,7 +82,7 @@ def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
     if k.agents or k.grid != "chunks":
         return set()
     middles = {home.get(o.args[0], "") for o in k.ops if o.kind in ("to_middle", "from_middle")}
-    whole = {home.get(a, "") for o in k.ops for a in o.args if o.kind not in ("cumsum", "last", "store") and not
+    whole = {home.get(a, "") for o in k.ops for a in o.args if o.kind not in ("cumsum", "last", "store", "decayed_blocks") and not
              (OPS[o.kind].elementwise or OPS[o.kind].view)}
     loaded = {o.buffer for o in k.ops if o.kind == "load"} if middles else set()
     return {b.name for b in k.buffers if b.space == device.vector and len(b.shape) == 2 and not

@@ -5,15 +5,14 @@ device names for their kind. Where the device allows it (`in_place`), values sha
 (`shared_buffers`):
 - a product and its accumulator;
 - a carried value and its next value;
-- the inverse of a whole tile and that tile;
-- the running sums of a tile's columns and that tile;
+- the inverse of a whole tile, or running sums of its columns, and that tile;
 - values of the same shape and dtype in a limited space that are never live at the same time.
 
 A kernel over chunks without products gets the order of `by_stores` if fewer fragments are live so. One with products waits for
 its loads, unless another block on the multiprocessor computes meanwhile. Where its tiles leave no room for two blocks, it gets
-another order (`few_live`, or else `late`), if two fit so, with registers for their fragments. Otherwise, and where two fit
-anyway, it gets the order of `late` if fewer fragments are live so. Where its tiles do not fit at all, it gets that of `few_live`.
-If they still do not fit it computes operands again (`recompute`), or has pieces of the columns of K (`column_pieces`).
+another order (`few_live`, or else `late`), if two fit so, with registers for their fragments, or no more of these. Otherwise, and
+where two fit anyway, it gets the order of `late` if fewer fragments are live so. Where its tiles do not fit at all, it gets that
+of `few_live`, computes operands again (`recompute`), or has pieces of the columns of K (`column_pieces`).
 """
 from __future__ import annotations
 
@@ -63,7 +62,8 @@ def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
     calmer = calm if isinstance(calm, Kernel) and _fragments(calm) < _fragments(first) else None
     if two_fit(first, device):
         return early_loads(calmer, most_of_two(device)) if calmer and two_fit(calmer, device) else first
-    for x, most in ((_attempt(p, few_live(k, sizes), device, merged=True), FRAGMENTS_OF_TWO - 1), (calm, FRAGMENTS_OF_TWO)):
+    for x, most in ((_attempt(p, few_live(k, sizes), device, merged=True), FRAGMENTS_OF_TWO - 1), (calm, FRAGMENTS_OF_TWO),
+                    (calm, 0 if calmer else _fragments(first))):
         if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= most:
             return early_loads(x, most_of_two(device))
     return early_loads(calmer, limit) if calmer else first

@@ -73,11 +73,15 @@ def share_storage(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
     """Let values of limited spaces share a buffer of their shape and dtype if they are never live at the same time.
 
     The inverse of a whole tile fixes the layout of its buffer: rows of 128 bytes. A product that reads along columns may make
-    TileLang's compiler choose another layout. So such a value does not share a buffer with an inverse. An identity matrix, which
-    transposes a tile at the start of a kernel, shares none: a load would wait for that product, and later loads with it.
+    TileLang's compiler choose another layout. So such a value does not share a buffer with an inverse. Nor does a second operand
+    read so share one with the tile of `decayed_blocks`. An identity matrix, which transposes a tile at the start of a kernel,
+    shares none: a load would wait for that product, and later loads with it.
     """
     inverses = {owner[o.out] for o in v.ops if over(o, v.device)}
     across = {owner[x] for x in owner if not _along_rows(v, x)}
+    blocks = {owner[o.args[0]] for o in v.ops if o.kind == "decayed_blocks"}
+    seconds = {owner[x] for x in owner if not _along_rows(v, x, first=False)}
+    apart = ((inverses, across), (blocks, seconds))
     free: dict[tuple[str, tuple[int, ...], str], list[tuple[int, str]]] = {}  # buffers of a kind, and when each is free
     for name, (first, last) in sorted(_alive(v, k, owner).items(), key=lambda x: x[1]):
         t, space = v.type[name], v.space(name)
@@ -85,10 +89,10 @@ def share_storage(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
             continue
         same = free.setdefault((space, t.shape(v.sizes), t.dtype), [])
         for n, (end, other) in enumerate(same):
-            if end < first and not (inverses & {name, other} and across & {name, other}):
+            if end < first and not any(x & {name, other} and y & {name, other} for x, y in apart):
                 same[n] = last, other
-                inverses |= {other} if name in inverses else set()
-                across |= {other} if name in across else set()
+                for found in (x for pair in apart for x in pair if name in x):
+                    found.add(other)
                 _give(owner, name, other)
                 break
         else:
@@ -120,9 +124,10 @@ def _is_identity(v: StoredValues, name: str) -> bool:
     return o is not None and o.kind == "eye"
 
 
-def _along_rows(v: StoredValues, name: str) -> bool:
-    """Whether products read `name` along its rows: as a first operand that is not transposed, or as a second one that is."""
-    reads = [(r, n) for r, n in v.all_readers(name) if r.kind == "matmul" and n < 2]
+def _along_rows(v: StoredValues, name: str, first: bool = True) -> bool:
+    """Whether products read `name` along its rows: as a first operand that is not transposed, or as a second one that is. first:
+    whether first operands count."""
+    reads = [(r, n) for r, n in v.all_readers(name) if r.kind == "matmul" and (n == 1 or (n == 0 and first))]
     return not any(r.attr("ta") if n == 0 else not r.attr("tb") for r, n in reads)
 
 

@@ -17,7 +17,7 @@ from ...ir.ops import OF_ROWS, OPS
 from ..uses import readers
 
 #: Ops that read operands from the space of products' operands, and how many of their first operands.
-OPERANDS = {"matmul": 2, "diag_inverse": 1}
+OPERANDS = {"matmul": 2, "diag_inverse": 1, "decayed_blocks": 3}
 
 
 def is_view(o: Op) -> bool:
@@ -66,7 +66,7 @@ class StoredValues:
         if self.count.get(o.out, 0) != 1:
             return not self.cast_again(o)
         reader, n = self.readers[o.out][0]
-        if self.device.operand != self.device.tile and reader.kind == "matmul" and n < 2:
+        if self.device.operand != self.device.tile and n < OPERANDS.get(reader.kind, 0):
             return True
         if reader.kind == "matmul" and n == 2:
             return False

@@ -1,0 +1,126 @@
+// Products of the 16 x 16 blocks on the diagonal of a tile of 64 x 64, with decays between their rows (the op decayed_blocks). Each
+// warp has the block of its rows, and all columns of its warp group, in the order of sums of wgmma. That order is also the one of
+// sums of mma.m16n8k16 (PTX ISA). `p` is the tile, in 16 bit, swizzled.
+template <bool transposed> static __device__ __forceinline__ void diagonal_block(unsigned *a, const void *p, int lane, int warp) {
+  const unsigned row = warp * 16 + lane % 8 + (transposed ? lane / 16 : lane / 8 % 2) * 8;
+  const unsigned piece = warp * 2 + (transposed ? lane / 8 % 2 : lane / 16);
+  const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(p)) + row * 128 + (piece ^ row % 8) * 16;
+  if constexpr (transposed)
+    asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(from) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(from) : "memory");
+}
+
+// Two neighbouring elements of 16 bit as float32.
+template <bool bf16> static __device__ __forceinline__ float2 two_elements(const unsigned short *from) {
+  const unsigned x = *reinterpret_cast<const unsigned *>(from);
+  if constexpr (bf16) return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+  float2 y;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(y.x), "=f"(y.y) : "r"(x));
+  return y;
+}
+
+// A second operand of mma.m16n8k16 from rows of 8 x 8 numbers, of which each lane has two neighbours of a row.
+template <bool bf16> static __device__ __forceinline__ unsigned second_operand(float x, float y) {
+  unsigned rows, columns;
+  if constexpr (bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rows) : "f"(y), "f"(x));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(rows) : "f"(y), "f"(x));
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows));
+  return columns;
+}
+
+template <bool bf16> static __device__ __forceinline__ void block_product(float *d, const unsigned *a, unsigned b0, unsigned b1) {
+  if constexpr (bf16)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
+  else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
+}
+
+// What a lane has of 8 columns: rows lane / 4 and lane / 4 + 8 of its warp, two neighbouring columns each. Rows of the tile of
+// values and of the sums G have x_row and g_row elements; rows of 64 are swizzled.
+template <bool bf16, int x_row, int g_row> struct DecayedRows {
+  const unsigned short *values;
+  const float *sums;
+  int row, column;
+
+  __device__ __forceinline__ int place(int r, int c) const {
+    return x_row % 64 ? r * x_row + c : c / 64 * 4096 + r * 64 + (c % 64 / 8 ^ r % 8) * 8 + c % 8;
+  }
+  __device__ __forceinline__ float2 value(int r, int n) const { return two_elements<bf16>(values + place(row + r, column + n * 8)); }
+  __device__ __forceinline__ float2 sum(int r, int n) const {
+    return *reinterpret_cast<const float2 *>(sums + r * g_row + column + n * 8);
+  }
+};
+
+// exp of differences of sums, of two rows each: x - from, times sign.
+static __device__ __forceinline__ void decays(float *e, float2 x, float2 from, float sign) {
+  e[0] = __expf((x.x - from.x) * sign), e[1] = __expf((x.y - from.y) * sign);
+}
+
+// All pairs of rows of a block at once, relative to its middle row.
+template <bool bf16, bool transposed, int columns, typename Rows>
+static __device__ __forceinline__ void decayed_at_once(float *out, const unsigned *a, const Rows &rows, int first) {
+#pragma unroll
+  for (int n = 0; n < columns / 8; ++n, out += 4) {
+    const float2 u = rows.sum(rows.row, n), v = rows.sum(rows.row + 8, n), middle = rows.sum(first + 7, n);
+    const float2 x = rows.value(0, n), y = rows.value(8, n);
+    float of[4], by[4];  // the decays of operands, and those of results
+    decays(of, u, middle, transposed ? 1.f : -1.f), decays(of + 2, v, middle, transposed ? 1.f : -1.f);
+    decays(by, u, middle, transposed ? -1.f : 1.f), decays(by + 2, v, middle, transposed ? -1.f : 1.f);
+    block_product<bf16>(out, a, second_operand<bf16>(x.x * of[0], x.y * of[1]), second_operand<bf16>(y.x * of[2], y.y * of[3]));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] *= by[i];
+  }
+}
+
+// Level by level, as decayed_products does it for larger blocks, so that no exponent is positive if no gate is.
+template <bool bf16, int columns, typename Rows>
+static __device__ __forceinline__ void decayed_by_levels(float *out, const unsigned *a, const Rows &rows, int first, int lane) {
+#pragma unroll
+  for (int i = 0; i < columns / 2; ++i) out[i] = 0;
+#pragma unroll 1
+  for (int size = 8; size; size /= 2) {
+    const int r = lane / 4, c = lane % 4 * 2;  // in a quarter of 8 x 8. `p` has one triangle, and nothing on its diagonal
+    const bool on = size < 8 && r / (2 * size) == c / (2 * size) && (size == 1 || r / size != c / size);
+    const unsigned level[4] = {on ? a[0] : 0, size < 8 ? 0 : a[1], size < 8 ? 0 : a[2], on ? a[3] : 0};
+    const int middle = first + (size < 8 ? r / (2 * size) * 2 * size + size - 1 : 7);
+    const float up = size < 8 && r / size % 2 ? 1.f : -1.f, low = size == 8 || r / size % 2 ? 1.f : -1.f;
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n) {
+      const float2 x = rows.value(0, n), y = rows.value(8, n);
+      float e[4], d[4];
+      decays(e, rows.sum(rows.row, n), rows.sum(middle, n), up);
+      decays(e + 2, rows.sum(rows.row + 8, n), rows.sum(middle + (size < 8 ? 8 : 0), n), low);
+      block_product<bf16>(d, level, second_operand<bf16>(x.x * e[0], x.y * e[1]), second_operand<bf16>(y.x * e[2], y.y * e[3]));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[n * 4 + i] += d[i] * e[i];
+    }
+  }
+}
+
+// registers: the result, `columns` of each warp group. limit: of exponents of either sign.
+template <bool bf16, bool transposed, int x_row, int g_row, int columns>
+static __device__ __forceinline__ void decayed_blocks(void *registers, const void *p, const void *x, const void *g, float limit,
+                                                      int thread) {
+  const int lane = thread % 32, warp = thread / 32 % 4, first = warp * 16;
+  const DecayedRows<bf16, x_row, g_row> rows = {static_cast<const unsigned short *>(x), static_cast<const float *>(g),
+                                                first + lane / 4, thread / 128 * columns + lane % 4 * 2};
+  unsigned a[4];
+  diagonal_block<transposed>(a, p, lane, warp);
+  bool small = true;
+#pragma unroll
+  for (int n = 0; n < columns / 8; ++n) {
+    const float2 u = rows.sum(rows.row, n), v = rows.sum(rows.row + 8, n), middle = rows.sum(first + 7, n);
+    small = small && fabsf(u.x - middle.x) <= limit && fabsf(u.y - middle.y) <= limit && fabsf(v.x - middle.x) <= limit
+            && fabsf(v.y - middle.y) <= limit;
+  }
+  float *out = static_cast<float *>(registers);
+  if (__all_sync(~0u, small)) decayed_at_once<bf16, transposed, columns>(out, a, rows, first);
+  else decayed_by_levels<bf16, columns>(out, a, rows, first, lane);
+}

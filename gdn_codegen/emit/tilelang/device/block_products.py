@@ -1,0 +1,25 @@
+"""Products of diagonal blocks, and exponentials of differences between their rows, each by one warp."""
+import tilelang
+import tilelang.language as T
+
+from .headers import HELPERS
+
+
+def sums_of_groups(x, groups):
+    """The layout of a product of 64 rows, of which each warp group has a part of the columns (PTX ISA, wgmma, fragment D)."""
+    columns = x.shape[1] // groups
+    return tilelang.layout.Fragment(x.shape, lambda i, j: (
+        j // columns * 128 + i // 16 * 32 + i % 8 * 4 + j % 8 // 2, j % columns // 8 * 4 + i % 16 // 8 * 2 + j % 2))
+
+
+@T.macro
+def decayed_blocks_cuda(p, x, g, out, limit, transposed=False):
+    """Row i of `out`, a fragment: the sum over j < i, in the same block of 16 rows, of p[i, j] x[j] exp(g[i] - g[j]).
+    transposed: row j is the sum over i > j of p[i, j] x[i] exp(g[i] - g[j]). limit: of exponents of either sign."""
+    T.import_source(HELPERS)
+    groups = T.get_thread_extent() // 128
+    T.annotate_layout({out: sums_of_groups(out, groups)})
+    options = [p.dtype == "bfloat16", transposed, x.shape[1], g.shape[1], out.shape[1] // groups]
+    name = f"decayed_blocks<{', '.join(str(n).lower() for n in options)}>"
+    T.call_extern("handle", name, out.access_ptr("w"), *(y.access_ptr("r") for y in (p, x, g)), T.float32(limit),
+                  T.get_thread_binding())
