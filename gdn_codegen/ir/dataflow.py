@@ -29,3 +29,14 @@ def exponents(ops: Sequence[Op]) -> set[str]:
         elif o.kind in ("decayed_product", "decayed_matmul"):
             out |= set(o.args[2:])
     return out
+
+
+def terms_of_sums(ops: Sequence[Op]) -> set[str]:
+    """The values that running sums of tiles add up, and those of which these are sums."""
+    out: set[str] = set()
+    for o in reversed(ops):
+        if o.kind == "cumsum" and o.type is not None and o.type.rank == 2:
+            out |= set(o.args)
+        elif o.out in out and o.kind in ("add", "sub", "neg", "valid"):
+            out |= set(o.args)
+    return out

@@ -8,8 +8,9 @@
 - Elementwise ops compute in float32.
 - Operands of products have the caller's dtype. Products sum in float32.
 - A workspace has the operands' dtype if only products read it, or an inverse that rounds it first, or if the schedule has
-  `narrow_workspaces`, and it holds tiles of chunks that are neither part of an exponent nor log decays or their cotangents
-  (`wide`). Otherwise it is float32.
+  `narrow_workspaces`, and it holds tiles of chunks that are neither part of an exponent or running sum nor log decays or their
+  cotangents (`wide`). Otherwise it is float32. A running sum of the cotangents of log decays is small beside its terms: if
+  these were rounded to bfloat16, its error would be some 4 times as large.
 - Tensors of callers with a tile for each chunk have the contract's dtype, float32 by default.
 """
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import replace
 
 from ...ir.body import Body
 from ...ir.core import Op, Program, loops
-from ...ir.dataflow import exponents
+from ...ir.dataflow import exponents, terms_of_sums
 from ...ir.names import DTYPES
 from ...ir.types import Tensor
 from ...schedule.contract import Contract
@@ -43,10 +44,10 @@ def _only_rounded(p: Program, rounds_first: tuple[str, ...]) -> dict[str, bool]:
 def precision(p: Program, s: Schedule, dtype: str, c: Contract, rounds_first: tuple[str, ...] = ("matmul",)) -> Program:
     """`p` with typed tensors and casts. dtype: of q, k, v and operands. c: gives dtypes of gates and states. rounds_first: the
     kinds of ops that read operands in `dtype`."""
-    only_products, of_exp = _only_rounded(p, rounds_first), set[str]()
+    only_products, kept = _only_rounded(p, rounds_first), set[str]()
     for k in p.kernels:
         loaded = {o.out: o.attr("tensor") for o in k.ops if o.kind == "load"}
-        of_exp |= {loaded[a] for a in exponents(k.ops) if a in loaded}
+        kept |= {loaded[a] for a in exponents(k.ops) | terms_of_sums(k.ops) if a in loaded}
 
     def stored(t: Tensor) -> str:
         """The dtype of a tensor in memory."""
@@ -60,7 +61,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract, rounds_first: tu
             return t.dtype
         if t.index == "slot" and t.role != "workspace":
             return c.dtype(t.name)
-        narrow = s.narrow_workspaces and t.index == "slot" and len(t.dims) == 2 and not t.wide and t.name not in of_exp
+        narrow = s.narrow_workspaces and t.index == "slot" and len(t.dims) == 2 and not t.wide and t.name not in kept
         return dtype if narrow or only_products.get(t.name) else "float32"
 
     tensors = tuple(replace(t, dtype=stored(t)) for t in p.tensors)

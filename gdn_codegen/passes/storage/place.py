@@ -36,8 +36,8 @@ from .stored_values import StoredValues, over
 
 #: Bytes of fragments of a block, with which two blocks of 256 threads have enough registers. On an H100 a kernel over chunks at
 #: the end of a gradient of Gated DeltaNet, with 96 registers of fragments for each thread, took 791 us so, and 698 as one block
-#: (1 x 32768, 16 heads). The kernel at its start has half as many. With this order for it alone the gradient took 3930 us, and
-#: 4019 without. The order of `late` may take as many.
+#: (1 x 32768, 16 heads). The order of `late` may take as many, and half as many more if the page's order has no fewer: with 176
+#: registers GDN-2's last kernel takes 2121 us as two blocks, 1924 as one (H200, the same shape). KDA's has 144.
 FRAGMENTS_OF_TWO = 96 * 256 * BYTES["float32"]
 
 
@@ -63,7 +63,7 @@ def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
     if two_fit(first, device):
         return early_loads(calmer, most_of_two(device)) if calmer and two_fit(calmer, device) else first
     for x, most in ((_attempt(p, few_live(k, sizes), device, merged=True), FRAGMENTS_OF_TWO - 1), (calm, FRAGMENTS_OF_TWO),
-                    (calm, 0 if calmer else _fragments(first))):
+                    (calm, 0 if calmer else min(_fragments(first), 3 * FRAGMENTS_OF_TWO // 2))):
         if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= most:
             return early_loads(x, most_of_two(device))
     return early_loads(calmer, limit) if calmer else first

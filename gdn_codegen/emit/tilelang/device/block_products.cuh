@@ -13,33 +13,44 @@ template <bool transposed> static __device__ __forceinline__ void diagonal_block
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(from) : "memory");
 }
 
-// Two neighbouring elements of 16 bit as float32.
-template <bool bf16> static __device__ __forceinline__ float2 two_elements(const unsigned short *from) {
-  const unsigned x = *reinterpret_cast<const unsigned *>(from);
+// Two elements of 16 bit as float32.
+template <bool bf16> static __device__ __forceinline__ float2 two_elements(unsigned x) {
   if constexpr (bf16) return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
   float2 y;
   asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(y.x), "=f"(y.y) : "r"(x));
   return y;
 }
 
-// A second operand of mma.m16n8k16 from rows of 8 x 8 numbers, of which each lane has two neighbours of a row.
-template <bool bf16> static __device__ __forceinline__ unsigned second_operand(float x, float y) {
+// A second operand of mma.m16n8k16 from rows of 8 x 8 numbers, of which each lane has two neighbours of a row. x and y become
+// what rounding leaves of them.
+template <bool bf16> static __device__ __forceinline__ unsigned second_operand(float &x, float &y) {
   unsigned rows, columns;
   if constexpr (bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rows) : "f"(y), "f"(x));
   else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(rows) : "f"(y), "f"(x));
+  const float2 rounded = two_elements<bf16>(rows);
+  x -= rounded.x, y -= rounded.y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows));
   return columns;
 }
 
-template <bool bf16> static __device__ __forceinline__ void block_product(float *d, const unsigned *a, unsigned b0, unsigned b1) {
+template <bool bf16> static __device__ __forceinline__ void add_product(float *d, const unsigned *a, unsigned b0, unsigned b1) {
   if constexpr (bf16)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// d = a x, where a lane has x[0], x[1] of one row and x[2], x[3] of the row 8 below. In two parts: a pair of tokens adds to the
+// gradient of a gate at one of them and takes away at the other. Rounded once, the two terms would not cancel.
+template <bool bf16> static __device__ __forceinline__ void block_product(float *d, const unsigned *a, float *x) {
+  d[0] = d[1] = d[2] = d[3] = 0;
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    const unsigned b0 = second_operand<bf16>(x[0], x[1]), b1 = second_operand<bf16>(x[2], x[3]);
+    add_product<bf16>(d, a, b0, b1);
+  }
 }
 
 // What a lane has of 8 columns: rows lane / 4 and lane / 4 + 8 of its warp, two neighbouring columns each. Rows of the tile of
@@ -52,7 +63,14 @@ template <bool bf16, int x_row, int g_row> struct DecayedRows {
   __device__ __forceinline__ int place(int r, int c) const {
     return x_row % 64 ? r * x_row + c : c / 64 * 4096 + r * 64 + (c % 64 / 8 ^ r % 8) * 8 + c % 8;
   }
-  __device__ __forceinline__ float2 value(int r, int n) const { return two_elements<bf16>(values + place(row + r, column + n * 8)); }
+  // The values of both rows, times e.
+  __device__ __forceinline__ void scaled(float *x, const float *e, int n) const {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const float2 y = two_elements<bf16>(*reinterpret_cast<const unsigned *>(values + place(row + i * 4, column + n * 8)));
+      x[i] = y.x * e[i], x[i + 1] = y.y * e[i + 1];
+    }
+  }
   __device__ __forceinline__ float2 sum(int r, int n) const {
     return *reinterpret_cast<const float2 *>(sums + r * g_row + column + n * 8);
   }
@@ -69,11 +87,11 @@ static __device__ __forceinline__ void decayed_at_once(float *out, const unsigne
 #pragma unroll
   for (int n = 0; n < columns / 8; ++n, out += 4) {
     const float2 u = rows.sum(rows.row, n), v = rows.sum(rows.row + 8, n), middle = rows.sum(first + 7, n);
-    const float2 x = rows.value(0, n), y = rows.value(8, n);
-    float of[4], by[4];  // the decays of operands, and those of results
+    float of[4], by[4], x[4];  // the decays of operands, and those of results
     decays(of, u, middle, transposed ? 1.f : -1.f), decays(of + 2, v, middle, transposed ? 1.f : -1.f);
     decays(by, u, middle, transposed ? -1.f : 1.f), decays(by + 2, v, middle, transposed ? -1.f : 1.f);
-    block_product<bf16>(out, a, second_operand<bf16>(x.x * of[0], x.y * of[1]), second_operand<bf16>(y.x * of[2], y.y * of[3]));
+    rows.scaled(x, of, n);
+    block_product<bf16>(out, a, x);
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[i] *= by[i];
   }
@@ -93,11 +111,11 @@ static __device__ __forceinline__ void decayed_by_levels(float *out, const unsig
     const float up = size < 8 && r / size % 2 ? 1.f : -1.f, low = size == 8 || r / size % 2 ? 1.f : -1.f;
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
-      const float2 x = rows.value(0, n), y = rows.value(8, n);
-      float e[4], d[4];
+      float e[4], d[4], x[4];
       decays(e, rows.sum(rows.row, n), rows.sum(middle, n), up);
       decays(e + 2, rows.sum(rows.row + 8, n), rows.sum(middle + (size < 8 ? 8 : 0), n), low);
-      block_product<bf16>(d, level, second_operand<bf16>(x.x * e[0], x.y * e[1]), second_operand<bf16>(y.x * e[2], y.y * e[3]));
+      rows.scaled(x, e, n);
+      block_product<bf16>(d, level, x);
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[n * 4 + i] += d[i] * e[i];
     }
