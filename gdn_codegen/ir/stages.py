@@ -6,6 +6,7 @@ cores share no memory have the stages "transferred" and "fed". Other pipelines g
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from .core import Kernel, Op, Program, loops
@@ -32,6 +33,7 @@ LEGAL = {
         const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
         expand cumsum
         Program.dims Program.extents Program.tokens Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over Tensor.wide
+        Tensor.least_step
         grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head;
         index slot; Loop.step""",
     "traced": "Program.scales boundary decayed_product decayed_matmul",
@@ -101,7 +103,8 @@ RANGES: dict[str, str] = {name: ranges for ranges, names in LEGAL.items() for na
 _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() if s in between(r)) for s in STAGES}
 #: The annotations of each class of node, with their default values.
 _PROGRAM = {"dims": (), "extents": (), "tokens": 0, "scales": (), "forgets": "", "launch": "kernels"}
-_TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "wide": False, "cleared": False, "slots": 1}
+_TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "wide": False, "cleared": False, "slots": 1,
+           "least_step": -math.inf}
 _KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "piece": 0, "one_loop": (), "by_length": False,
            "spans": (), "start": "", "comments": ()}

@@ -4,7 +4,8 @@ another. Kernels with several agents stay as they are: `warp_groups` has moved t
 An operand of a product or of `diag_inverse` moves if it was computed in the products' result space. These are results of
 products, carried values, and elementwise results of values in the operands' space. These elementwise ops could write to that
 space, but an op that reads and writes the same space waits for each element. So they write to the other space, and their
-results move. An operand that an inverse overwrites moves if it has other readers.
+results move. An operand that an inverse overwrites moves if it has other readers. One of `decayed_blocks` does if a product
+reads it along its columns, because TileLang's compiler may then choose a layout that device code does not expect.
 
 A tile that is stored in a dtype of `Device.staged` moves too, for speed. It is then stored by whole rows, not by the few
 entries that each thread holds. States are excluded, because they are stored once in many chunks.
@@ -40,6 +41,7 @@ class _Operands:
         self.carried = {x for lp in loops(k.body) for c in lp.carried for x in (c.name, c.init, c.result)}
         self.next = {x: c.next for lp in loops(k.body) for c in lp.carried for x in (c.name, c.result)}
         self.read = {a for o in k.ops for a in o.args[:OPERANDS.get(o.kind, 0)]}
+        self.across = {o.args[1] for o in k.ops if o.kind == "matmul" and not o.attr("tb")}
         self.moved: dict[str, str] = {}
 
     def __call__(self, o: Op, b: Body) -> str | None:
@@ -54,7 +56,8 @@ class _Operands:
         if over(o, self.device) and self.count[o.args[0]] > 1:
             sides = [self.copy(o.args[0], o, b)]
         else:
-            sides = [self.move(a, o, b) if self.needs_copy(a) else a for a in o.args[:n]]
+            sides = [self.move(a, o, b) if self.needs_copy(a) or (o.kind == "decayed_blocks" and a in self.across) else a
+                     for a in o.args[:n]]
         return b.op(o.kind, *sides, *o.args[n:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
 
     def move(self, a: str, o: Op, b: Body) -> str:

@@ -52,18 +52,18 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
         return _of_tokens(k, device)
     home = {o.out: o.buffer for o in k.ops}
     fixed = {b for o in k.ops if over(o, device) for b in (o.buffer, home[o.args[0]])}
-    fixed |= {home[o.args[0]] for o in k.ops if o.kind == "decayed_blocks"}
+    shape, padded = {b.name: b.shape for b in k.buffers}, _padded(k, home, device)
+    fixed |= {home[a] for o in k.ops if o.kind == "decayed_blocks" for a in o.args[:2] if home[a] not in padded
+              and not shape[home[a]][1] % ROWS}
     crossing = _crossing(k, home, device) if k.agents else set()
     of_turns = _of_turns(k, device)
     summed = {home.get(o.args[0], "") for o in k.ops if o.kind in OF_ROWS}
-    shape = {b.name: b.shape for b in k.buffers}
 
     def layout(name: str, space: str) -> str:
         if name in fixed | crossing | of_turns:
             return "swizzled"
         return "rows" if name in summed and space == device.tile and shape[name][1] & (shape[name][1] - 1) else ""
 
-    padded = _padded(k, home, device)
     pad = {b.name: slot_pad(b) for b in k.buffers if k.agents} | dict.fromkeys(padded, TILE_PAD)
     buffers = tuple(replace(b, layout=layout(b.name, b.space), pad=pad.get(b.name, 0)) for b in k.buffers)
     return replace(k, buffers=buffers, body=_copied(ordered(p, k, device) if crossing else k.body))
@@ -82,8 +82,8 @@ def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
     if k.agents or k.grid != "chunks":
         return set()
     middles = {home.get(o.args[0], "") for o in k.ops if o.kind in ("to_middle", "from_middle")}
-    whole = {home.get(a, "") for o in k.ops for a in o.args if o.kind not in ("cumsum", "last", "store", "decayed_blocks") and not
-             (OPS[o.kind].elementwise or OPS[o.kind].view)}
+    whole = {home.get(a, "") for o in k.ops for a in (o.args[:1] if o.kind == "decayed_blocks" else o.args)
+             if o.kind not in ("cumsum", "last", "store") and not (OPS[o.kind].elementwise or OPS[o.kind].view)}
     loaded = {o.buffer for o in k.ops if o.kind == "load"} if middles else set()
     return {b.name for b in k.buffers if b.space == device.vector and len(b.shape) == 2 and not
             b.shape[1] * BYTES[b.dtype] % (4 * BANKS) and b.name in (middles if b.dtype == "float32" else loaded) - whole}
