@@ -29,6 +29,7 @@ class Device:
     register_file: the number of registers of a multiprocessor.
     moved_loads: whether a load of a tile may begin some tokens before the chunk (`passes/algebra/recent_rows.py`).
     clears: whether kernels write zeros to output rows that no sequence covers. Otherwise the host does.
+    warp_block_rows: the rows of the diagonal blocks of which a warp computes `decayed_blocks`, 0 for none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Device:
     register_file: int = 0
     moved_loads: bool = False
     clears: bool = True
+    warp_block_rows: int = 0
 
 
 #: Triton's compiler allocates registers and shared memory.
@@ -121,12 +123,10 @@ class Groups(Device):
 
     The schedule gives the agents of a walk (schedule/agents.py). rows: the rows of a tile that a warp group of four warps holds.
     most: the most warp groups that share a carried value. threads: the most threads of a block. starts_early: whether a kernel
-    may start before the one before it has ended. decayed_blocks: the rows of the diagonal blocks of which a warp computes
-    `decayed_blocks`.
+    may start before the one before it has ended.
     """
 
     rows: int = 0
     most: int = 0
     threads: int = 0
     starts_early: bool = False
-    decayed_blocks: int = 0

@@ -26,13 +26,14 @@ def exponents(ops: Sequence[Op]) -> set[str]:
     for o in reversed(ops):
         if o.kind == "exp" or (o.out in out and o.kind != "matmul"):
             out |= set(o.args)
-        elif o.kind in ("decayed_product", "decayed_matmul"):
+        elif o.kind in ("decayed_product", "decayed_matmul", "decayed_blocks"):
             out |= set(o.args[2:])
     return out
 
 
 def terms_of_sums(ops: Sequence[Op]) -> set[str]:
-    """The values that running sums of tiles add up, and those of which these are sums."""
+    """The values that running sums of tiles add up, and those of which these are sums. Not factors: their rounding is relative to
+    the product."""
     out: set[str] = set()
     for o in reversed(ops):
         if o.kind == "cumsum" and o.type is not None and o.type.rank == 2:

@@ -613,7 +613,10 @@ def _decayed_matmul(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Ten
 
 def _decayed_blocks(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     kept = keep("diagonal_blocks", len(x), attrs["size"], x.device)
-    return _decayed_matmul(attrs, p.to(x.dtype).where(kept, p.new_zeros(())), b.to(x.dtype), x)
+    entries = p.to(x.dtype).where(kept, p.new_zeros(()))
+    if entries.triu().any():  # kernels read whole blocks
+        entries = entries + float("nan")
+    return _decayed_matmul(attrs, entries, b.to(x.dtype), x)
 
 
 def _kept_if_negative(attrs: Attrs, number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -711,7 +714,8 @@ op("decayed_matmul", "row i is the sum over j < i of p[i, j] b[j, c] exp(x[i, c]
    "over i > j of p[i, j] b[i, c] exp(x[i, c] - x[j, c]). p is zero on and above its diagonal. The pass `decayed_products` "
    "replaces it", _decayed_matmul_type, _decayed_matmul, attrs=("transposed",),
    zero=zeros.decayed_matmul, text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
-op("decayed_blocks", "as decayed_matmul, but of tokens in the same block of `size` rows alone. Exponents are relative to a "
+op("decayed_blocks", "as decayed_matmul, but of tokens in the same block of `size` rows alone. p has to be zero on and above the "
+   "diagonal of these blocks. Exponents are relative to a "
    "block's middle row where that makes none larger than `limit`, of either sign", _decayed_blocks_type, _decayed_blocks,
    attrs=("size", "limit", "transposed"), zero=zeros.decayed_matmul,
    sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))

@@ -120,7 +120,7 @@ class Tensor:
     over: the tensor whose memory this tensor shares.
     wide: for an input with several numbers for each token, whether it has the dtype of inputs with one number (float32 by
     default) and not that of q: a log decay, whose sums are exponents.
-    least_step: for running sums with a tile for each chunk slot, the least that a row can be minus the row before it.
+    least_step: of running sums with a tile for each chunk slot: a lower bound of the difference between a row and the row before.
     cleared: for an output of tokens, whether its kernel writes zeros to the rows that no sequence covers: rows past the end of
     the last sequence, and rows of skipped sequences. A parameter of the kernel (`clear_NAME`) turns this off, so that a caller's
     own buffer keeps its content there.

@@ -68,6 +68,27 @@ def test_gates_of_channels(target, gates, dtype, page, monkeypatch):
     compared(problems.Problem(page, target, dtype=dtype, case=Case(LENGTHS, gates=gates)))
 
 
+@pytest.mark.parametrize("page", ["kimi_delta_attention", "gla"])
+@pytest.mark.parametrize("gate", ["log sigmoid", -5.0])
+@pytest.mark.parametrize("target", [t for t in HERE if t == "tilelang"])
+def test_gradients_of_gates_are_as_exact_as_others(target, gate, page, monkeypatch):
+    """They are running sums of terms that nearly cancel, which nothing may round. No state adds large terms from outside."""
+    for n in ("K", "V"):
+        monkeypatch.setitem(problems.SIZES, n, 64)
+    p = problems.Problem(page, target, dtype=torch.bfloat16, case=Case((300, 64), gates="slow"))
+    g, gen = p.x["g"], torch.Generator().manual_seed(2)
+    normal = torch.randn(g.shape, generator=gen)
+    gates = torch.nn.functional.logsigmoid(normal) if gate == "log sigmoid" else torch.full_like(normal, gate)
+    p.x["g"], p.S = gates.to(g), torch.zeros_like(p.S)
+    x = {n: y.clone().requires_grad_() for n, y in p.x.items()}
+    d_o = torch.randn(p.v.shape, generator=gen).to(p.v)
+    o = p.call(x)[0]
+    got = dict(zip(x, torch.autograd.grad([o.reshape(d_o.shape)], list(x.values()), [d_o]), strict=True))
+    want = gradients.expected(page, p.case, {**p.x, "S": p.S}, d_o, torch.zeros_like(p.S))
+    errors = {n: gradients.relative(y.double(), want[n]) for n, y in got.items()}
+    assert all(e < 6e-3 for e in errors.values()), errors
+
+
 @pytest.mark.parametrize("page", ["gated_delta_rule", "delta_rule", "simple_gla", "kimi_delta_attention", "gla"])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("target", HERE)

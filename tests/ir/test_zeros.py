@@ -104,6 +104,8 @@ def test_a_rule_says_what_the_interpreter_shows(kind, dims, attrs):
         for ends, sign in product(ENDS, (1, -1)):  # the minimum of a number below zero and zeros is the number
             p = Program("p", "typed", (), (), ("scale",), tuple(SIZES.items()), extents=(("K", ends["K"]),))
             env = {n: sign * tile(t, z, ends, gen) for n, t, z in zip(names, types, zero, strict=True)}
+            if kind == "decayed_blocks":  # of other entries it makes NaN
+                env[names[0]] = env[names[0]].tril(-1)
             Interpreter(p, Problem([ends["C"]], 1, 1), {"scale": 2.0}).op(None, o, env, _At(0, 0, 0), SIZES)
             shown -= {n for n in shown if past(env["y"], result, n, ends).ne(0).any()}
         said = OPS[kind].zero(attrs, types, zero) & set(padded(result))

@@ -1,14 +1,20 @@
 """Where operands of `decayed_blocks` lie, which device code addresses by itself."""
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from gdn_codegen.emit.base import EmitError
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last, lower
-from gdn_codegen.ir.core import Program
+from gdn_codegen.ir.core import Op, Program, map_ops
 from gdn_codegen.ir.differentiate import chunk_states
+from gdn_codegen.ir.ops import OPS
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import find
 
 
 @algorithm(q="C K", k="C K", v="C V", g="C K", S=carried("K V", forgets="g"))
@@ -46,3 +52,39 @@ def test_operands_lie_as_device_code_expects(page: str, schedule: str, K: int, k
             lies = buffers[home[x]]
             found.add("padded" if lies.pad else lies.layout or "linear")
     assert x_lies in found
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_sums_are_float32_whatever_a_contract_says() -> None:
+    """Device code reads them so."""
+    b = Build("tilelang", algorithm="gla.stored_gradient", arch="sm_90a", dtype="bfloat16", head_dim_k=64, head_dim_v=64,
+              schedule=varied("channel_gradient", "sm_90a"), contract=Contract(dtypes=(("G_chunks", "bfloat16"),)))
+    found = 0
+    for k in lowered(b).kernels:
+        of = {o.out: o.type for o in k.ops}
+        found += sum(of[o.args[2]].dtype == o.type.dtype == "float32" for o in k.ops if o.kind == "decayed_blocks")
+    assert found == 2
+
+
+def test_the_interpreter_refuses_entries_that_kernels_would_read() -> None:
+    """On and above the diagonal of a block. Others are of no block."""
+    p, x, g = torch.ones(8, 8).tril(-1), torch.ones(8, 3), torch.zeros(8, 3)
+    meaning, attrs = OPS["decayed_blocks"].evaluate, {"size": 4, "limit": 0.0}
+    assert meaning is not None
+    assert meaning(attrs, p, x, g)[:, 0].tolist() == [0, 1, 2, 3] * 2
+    assert meaning({**attrs, "transposed": True}, p, x, g)[:, 0].tolist() == [3, 2, 1, 0] * 2
+    p[1, 6] = 1
+    assert not meaning(attrs, p, x, g).isnan().any()
+    p[1, 1] = 1
+    assert meaning(attrs, p, x, g).isnan().all()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_other_blocks_are_refused() -> None:
+    """Device code has blocks of 16 rows."""
+    p = gradient("gla", "channel_gradient", 64, 0)
+    def halved(o: Op) -> list[Op]:
+        return [o.with_attrs(size=8) if o.kind == "decayed_blocks" else o]
+    wrong = p.map_kernels(lambda k: replace(k, body=map_ops(k.body, halved)))
+    with pytest.raises(EmitError, match=r"has blocks of 8 rows.*accepted: 16 rows"):
+        find("tilelang").emit(wrong, "bthd", 0)

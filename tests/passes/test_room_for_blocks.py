@@ -41,7 +41,7 @@ def test_early_values_come_before_the_walk() -> None:
 @pytest.mark.parametrize("page", ["gla", *(pytest.param(n, marks=pytest.mark.slow)
                                            for n in ("kimi_delta_attention", "gated_delta_rule_2"))])
 def test_gradients_of_a_gate_for_each_channel_fit_in_chunks_of_64(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The walk back runs on warp groups. Without these GDN-2 fits if each reader of a decayed operand computes it again."""
+    """The walk back runs on warp groups. On other GPUs GDN-2 fits if each reader of a decayed operand computes it again."""
     assert [bool(k.agents) for k in gradient(page, "operand_gradient").kernels] == [False, True, False]
     if page != "gated_delta_rule_2":
         return

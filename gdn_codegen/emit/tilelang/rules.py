@@ -108,9 +108,13 @@ def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -
 
 @rule("decayed_blocks", statement=True)
 def decayed_blocks(w: KernelWriter, o: Op, p: Value, x: Value, g: Value) -> None:
-    """Device code addresses all three tiles."""
+    """Device code addresses all three tiles, and has four warps with blocks of 16 rows."""
+    shape, *dtypes = w.buffers[p.buffer].shape, *(w.buffers[y.buffer].dtype for y in (p, x, g))
+    if o.attr("size") != 16 or shape != (64, 64) or dtypes[0] == "float32" or dtypes != [dtypes[0], dtypes[0], "float32"]:
+        raise EmitError(f"tilelang: {o.kind} ({o.out}, {o.line}) has blocks of {o.attr('size')} rows, and tiles of {shape} in "
+                        f"{', '.join(dtypes)}; accepted: 16 rows, and (64, 64) in 16 bits, 16 bits and float32")
     w.line(f"t.expect_swizzled({_storage(w, o, p)})")
-    rows = w.buffers[x.buffer].pad or w.buffers[x.buffer].shape[1] % 64  # others are an operand of a product, too
+    rows = w.buffers[x.buffer].pad or w.buffers[x.buffer].shape[1] % 64  # `layouts` has all others swizzled
     w.line(f"t.expect_{'rows' if rows else 'swizzled'}({_storage(w, o, x)})")
     w.line(f"t.expect_rows({_storage(w, o, g)})")
     options = [repr(o.attr("limit")), *(["transposed=True"] if o.attr("transposed") else [])]

@@ -7,23 +7,21 @@ the operand, rows of second halves scale the product, and no exponent is positiv
 Where gates have a lower bound, one product serves all levels within diagonal blocks, as for `decayed_product`.
 
 Where warps compute the innermost levels by themselves, these are an op `decayed_blocks`. It chooses for each block at run time
-whether one product serves all its levels, because gates seldom forget so much within 16 tokens that it cannot.
+whether one product serves all its levels, because gates seldom forget so much within 8 tokens that it cannot.
 """
 from __future__ import annotations
 
 from typing import Any
 
 from ...ir.core import Op, Program
+from ...ir.types import WARPS_OF_GROUP
 from .joint_levels import JointLevels
-
-#: The warps that have the rows of a product.
-WARPS = 4
 
 
 def rows_of_warps(group: list[Op], p: Program, dtype: str, rows: int, block: int) -> int:
-    """The rows of the diagonal blocks of `decayed_blocks`, 0 if `group`, ops of `p`, has none. These take loaded tiles in 16
-    bits, and no sums before each token. rows: for which each warp can compute them, 0 for none. block: what one product
-    computes."""
+    """The rows of the diagonal blocks of `decayed_blocks`, 0 if not all ops of `group`, of `p`, can have it: derivatives by
+    loaded tiles in 16 bits, without sums before each token, in chunks of four such blocks. rows: for which a warp can compute
+    it, 0 for none. block: the rows of blocks that one product computes."""
     defs = {o.out: o for o in p.walk.body if isinstance(o, Op)}
 
     def takes(o: Op) -> bool:
@@ -31,7 +29,8 @@ def rows_of_warps(group: list[Op], p: Program, dtype: str, rows: int, block: int
         x = defs[o.args[1]]
         return o.kind == "decayed_matmul" and not o.args[3:] and x.kind == "load" and not p.tensor(x.attr("tensor")).wide
 
-    return rows if block <= rows == p.sizes["C"] / WARPS and dtype != "float32" and all(map(takes, group)) else 0
+    fits = block <= rows and rows * WARPS_OF_GROUP == p.sizes["C"] and dtype != "float32"
+    return rows if fits and all(map(takes, group)) else 0
 
 
 def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int, limit: float | None = None) -> None:
@@ -60,7 +59,7 @@ def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int
 
     if limit is not None:  # first, so that tiles of the levels may overwrite p in memory
         for o in group:
-            plus(o, op(o, "decayed_blocks", *o.args, size=block, limit=limit, **dict(o.attrs)), not levels.halves)
+            plus(o, op(o, "decayed_blocks", *o.args, size=block, limit=limit, **dict(o.attrs)), False)
     for half in levels.halves:
         for o in alone:
             later, earlier = (op(o, "exp", op(o, "to_middle", *s, size=half)) for s in (o.args[2:], o.args[2:3]))

@@ -1,4 +1,5 @@
-"""decayed_products: computes `decayed_product`, and its derivative `decayed_matmul`, by ordinary products. All targets run it.
+"""decayed_products: computes `decayed_product`, and its derivative `decayed_matmul`, by ordinary products, or the innermost
+levels of the derivative by `decayed_blocks` (`decayed_matmuls`). All targets run it.
 
 P[i, j] = sum over c of a[i, c] b[j, c] exp(G[i, c] - G[j, c]), for j <= i. The product of a * exp(G) and b * exp(-G) would
 overflow: G falls by up to 50 for each token. So the entries below the diagonal are divided into levels. Level h = C/2, ..., 2, 1
@@ -17,11 +18,10 @@ whatever i and j are. The exponents then have either sign. They are at most B/2 
 the products' dtype. So 64 rows with gates of -5 or more need levels 32 and 16 and one more product. The diagonal stays a product
 of its own, which is not rounded after scaling: where gates are strong, it is most of P. `ranges` finds the bound.
 
-Where two values decay by the same sums, one product of a level may serve both (`joint_levels`). Warp groups take this form.
-Triton's kernels have no fewer instructions so.
+Where two values decay by the same sums, one product of a level serves both on warp groups (`joint_levels`).
 
 FLA and FlashKDA divide a chunk into blocks of 16 rows instead. FLA computes those on the diagonal entry by entry
-(arXiv:2312.06635, section 4.3), or, with its safe gate, as above. Levels need no loop over entries.
+(arXiv:2312.06635, section 4.3), or, with its safe gate, as above.
 """
 from __future__ import annotations
 

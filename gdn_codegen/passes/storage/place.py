@@ -10,8 +10,8 @@ device names for their kind. Where the device allows it (`in_place`), values sha
 
 A kernel over chunks without products gets the order of `by_stores` if fewer fragments are live so. One with products waits for
 its loads, unless another block on the multiprocessor computes meanwhile. Where its tiles leave no room for two blocks, it gets
-another order (`few_live`, or else `late`), if two fit so, with registers for their fragments, or no more of these. Otherwise, and
-where two fit anyway, it gets the order of `late` if fewer fragments are live so. Where its tiles do not fit at all, it gets that
+another order (`few_live`, or else `late`), if two fit so, with registers for their fragments. Otherwise, and where two fit
+anyway, it gets the order of `late` if fewer fragments are live so. Where its tiles do not fit at all, it gets that
 of `few_live`, computes operands again (`recompute`), or has pieces of the columns of K (`column_pieces`).
 """
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .stored_values import StoredValues, over
 
 #: Bytes of fragments of a block, with which two blocks of 256 threads have enough registers. On an H100 a kernel over chunks at
 #: the end of a gradient of Gated DeltaNet, with 96 registers of fragments for each thread, took 791 us so, and 698 as one block
-#: (1 x 32768, 16 heads). The order of `late` may take as many, and half as many more if the page's order has no fewer: with 176
-#: registers GDN-2's last kernel takes 2121 us as two blocks, 1924 as one (H200, the same shape). KDA's has 144.
+#: (1 x 32768, 16 heads). The order of `late` may take as many, and half as many more if the page's order has equally many: with
+#: 176 registers GDN-2's last kernel takes 2121 us as two blocks, 1924 as one (H200, the same shape). KDA's, with 144, has two.
 FRAGMENTS_OF_TWO = 96 * 256 * BYTES["float32"]
 
 

@@ -1,6 +1,6 @@
-// Products of the 16 x 16 blocks on the diagonal of a tile of 64 x 64, with decays between their rows (the op decayed_blocks). Each
-// warp has the block of its rows, and all columns of its warp group, in the order of sums of wgmma. That order is also the one of
-// sums of mma.m16n8k16 (PTX ISA). `p` is the tile, in 16 bit, swizzled.
+// Products of the 16 x 16 blocks on the diagonal of a tile of 64 x 64, with decays between their rows (the op decayed_blocks).
+// Each warp has the block of its rows, and all columns of its warp group, in the order of sums of wgmma. That order is also the
+// one of sums of mma.m16n8k16 (PTX ISA). `p` is the tile, in 16 bit, swizzled.
 template <bool transposed> static __device__ __forceinline__ void diagonal_block(unsigned *a, const void *p, int lane, int warp) {
   const unsigned row = warp * 16 + lane % 8 + (transposed ? lane / 16 : lane / 8 % 2) * 8;
   const unsigned piece = warp * 2 + (transposed ? lane / 8 % 2 : lane / 16);
@@ -126,6 +126,7 @@ static __device__ __forceinline__ void decayed_by_levels(float *out, const unsig
 template <bool bf16, bool transposed, int x_row, int g_row, int columns>
 static __device__ __forceinline__ void decayed_blocks(void *registers, const void *p, const void *x, const void *g, float limit,
                                                       int thread) {
+  static_assert(columns % 8 == 0 && x_row % 2 == 0 && g_row % 2 == 0, "no such tile");
   const int lane = thread % 32, warp = thread / 32 % 4, first = warp * 16;
   const DecayedRows<bf16, x_row, g_row> rows = {static_cast<const unsigned short *>(x), static_cast<const float *>(g),
                                                 first + lane / 4, thread / 128 * columns + lane % 4 * 2};

@@ -15,7 +15,8 @@ def sums_of_groups(x, groups):
 @T.macro
 def decayed_blocks_cuda(p, x, g, out, limit, transposed=False):
     """Row i of `out`, a fragment: the sum over j < i, in the same block of 16 rows, of p[i, j] x[j] exp(g[i] - g[j]).
-    transposed: row j is the sum over i > j of p[i, j] x[i] exp(g[i] - g[j]). limit: of exponents of either sign."""
+    transposed: row j is the sum over i > j of p[i, j] x[i] exp(g[i] - g[j]). limit: of exponents of either sign. p [64, 64] and
+    x [64, k] in 16 bits and g [64, k] in float32 lie in shared memory. The threads are whole warp groups."""
     T.import_source(HELPERS)
     groups = T.get_thread_extent() // 128
     T.annotate_layout({out: sums_of_groups(out, groups)})
