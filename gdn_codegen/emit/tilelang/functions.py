@@ -9,16 +9,18 @@ from ..base import EmitError
 from ..device_functions import definitions, needed, texts, used
 
 FOLDER = Path(__file__).with_name("device")
+_OF_WARPS = {"warp_product_cuda", "load_warp_tile_cuda", "store_warp_tile_cuda", "warp_entries"}
 #: CUDA headers, in the order of a module, with the functions that call into them.
 HEADERS = {"layout.cuh": {"expect_swizzled_cuda", "expect_rows_cuda"}, "inverse.cuh": {"inverted_by_warps"},
-           "cumsum.cuh": {"cumsums_cuda"}, "block_products.cuh": {"decayed_blocks_cuda"},
+           "cumsum.cuh": {"cumsums_cuda"}, "mma.cuh": {"decayed_blocks_cuda", *_OF_WARPS},
+           "block_products.cuh": {"decayed_blocks_cuda"},
            "search.cuh": {"find_sequence_cuda"}, "warm_up.cuh": {"warm_up_length_cuda"},
            "by_length.cuh": {"by_length_cuda"}, "part_chunks.cuh": {"part_chunks_cuda"},
            "tails.cuh": {"zero_tail_cuda", "store_tail_cuda"},
            "tiles.cuh": {"below_diagonal_cuda", "load_transposed_cuda", "store_tile_cuda", "store_wide_tile_cuda"},
            "wide_tiles.cuh": {"store_wide_tile_cuda"},
            "rows.cuh": {"store_rows_cuda"},
-           "warps.cuh": {"warp_product_cuda", "load_warp_tile_cuda", "store_warp_tile_cuda", "warp_entries"},
+           "warps.cuh": _OF_WARPS,
            "group_sums.cuh": {"group_row_sums_cuda", "group_column_sums_cuda", "warp_cumsum_cuda"}}
 _LINES = textwrap.TextWrapper(120, initial_indent=" " * 8, subsequent_indent=" " * 8)
 

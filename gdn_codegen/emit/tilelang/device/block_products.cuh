@@ -33,15 +33,6 @@ template <bool bf16> static __device__ __forceinline__ unsigned second_operand(f
   return columns;
 }
 
-template <bool bf16> static __device__ __forceinline__ void add_product(float *d, const unsigned *a, unsigned b0, unsigned b1) {
-  if constexpr (bf16)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // d = a x, where a lane has x[0], x[1] of one row and x[2], x[3] of the row 8 below. In two parts: a pair of tokens adds to the
 // gradient of a gate at one of them and takes away at the other. Rounded once, the two terms would not cancel.
 template <bool bf16> static __device__ __forceinline__ void block_product(float *d, const unsigned *a, float *x) {
@@ -49,7 +40,7 @@ template <bool bf16> static __device__ __forceinline__ void block_product(float 
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     const unsigned b0 = second_operand<bf16>(x[0], x[1]), b1 = second_operand<bf16>(x[2], x[3]);
-    add_product<bf16>(d, a, b0, b1);
+    warp_mma<bf16>(d, a, b0, b1);
   }
 }
 

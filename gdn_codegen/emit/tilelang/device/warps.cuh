@@ -1,13 +1,5 @@
 // Tiles of 16 rows in the registers of one warp, in the order of sums of mma.m16n8k16 (PTX ISA). In that order a tile in 16 bit is a
 // first operand, and with its rows as columns a second one.
-template <bool bf16> static __device__ __forceinline__ void warp_mma(float *c, const unsigned *a, unsigned b0, unsigned b1) {
-  if constexpr (bf16)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // sum = a b^T, or sum + a b^T, for tiles of 16 rows and `depth` columns.
 template <int depth, bool bf16, bool clear>
