@@ -715,8 +715,8 @@ op("decayed_matmul", "row i is the sum over j < i of p[i, j] b[j, c] exp(x[i, c]
    "replaces it", _decayed_matmul_type, _decayed_matmul, attrs=("transposed",),
    zero=zeros.decayed_matmul, text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("decayed_blocks", "as decayed_matmul, but of tokens in the same block of `size` rows alone. p has to be zero on and above the "
-   "diagonal of these blocks. Exponents are relative to a "
-   "block's middle row where that makes none larger than `limit`, of either sign", _decayed_blocks_type, _decayed_blocks,
+   "diagonal of these blocks. Exponents are relative to a block's middle row where that makes none larger than `limit`, of "
+   "either sign", _decayed_blocks_type, _decayed_blocks,
    attrs=("size", "limit", "transposed"), zero=zeros.decayed_matmul,
    sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,

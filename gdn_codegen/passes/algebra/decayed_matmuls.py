@@ -24,13 +24,13 @@ def rows_of_warps(group: list[Op], p: Program, dtype: str, rows: int, block: int
     it, 0 for none. block: the rows of blocks that one product computes."""
     defs = {o.out: o for o in p.walk.body if isinstance(o, Op)}
 
-    def takes(o: Op) -> bool:
+    def by_warps(o: Op) -> bool:
         """Whether warps can compute diagonal blocks of `o`."""
         x = defs[o.args[1]]
         return o.kind == "decayed_matmul" and not o.args[3:] and x.kind == "load" and not p.tensor(x.attr("tensor")).wide
 
     fits = block <= rows and rows * WARPS_OF_GROUP == p.sizes["C"] and dtype != "float32"
-    return rows if fits and all(map(takes, group)) else 0
+    return rows if fits and all(map(by_warps, group)) else 0
 
 
 def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int, limit: float | None = None) -> None:

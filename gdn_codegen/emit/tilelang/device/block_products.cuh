@@ -45,7 +45,7 @@ template <bool bf16> static __device__ __forceinline__ void block_product(float 
 }
 
 // What a lane has of 8 columns: rows lane / 4 and lane / 4 + 8 of its warp, two neighbouring columns each. Rows of the tile of
-// values and of the sums G have x_row and g_row elements; rows of 64 are swizzled.
+// values and of the sums G have x_row and g_row elements. Values in rows of a multiple of 64 elements are swizzled.
 template <bool bf16, int x_row, int g_row> struct DecayedRows {
   const unsigned short *values;
   const float *sums;
@@ -99,12 +99,13 @@ static __device__ __forceinline__ void decayed_by_levels(float *out, const unsig
     const bool on = size < 8 && r / (2 * size) == c / (2 * size) && (size == 1 || r / size != c / size);
     const unsigned level[4] = {on ? a[0] : 0, size < 8 ? 0 : a[1], size < 8 ? 0 : a[2], on ? a[3] : 0};
     const int middle = first + (size < 8 ? r / (2 * size) * 2 * size + size - 1 : 7);
-    const float up = size < 8 && r / size % 2 ? 1.f : -1.f, low = size == 8 || r / size % 2 ? 1.f : -1.f;
+    // the signs of exponents in row r and in row r + 8: of second halves, and of first ones
+    const float sign = size < 8 && r / size % 2 ? 1.f : -1.f, sign_8 = size == 8 || r / size % 2 ? 1.f : -1.f;
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
       float e[4], d[4], x[4];
-      decays(e, rows.sum(rows.row, n), rows.sum(middle, n), up);
-      decays(e + 2, rows.sum(rows.row + 8, n), rows.sum(middle + (size < 8 ? 8 : 0), n), low);
+      decays(e, rows.sum(rows.row, n), rows.sum(middle, n), sign);
+      decays(e + 2, rows.sum(rows.row + 8, n), rows.sum(middle + (size < 8 ? 8 : 0), n), sign_8);
       rows.scaled(x, e, n);
       block_product<bf16>(d, level, x);
 #pragma unroll
