@@ -55,6 +55,10 @@ _last: list[object] = []  # a program, whether it has parts, and its outputs
 _since: list[object] = []  # a program, how near its results must be to those after the passes since, and what these gave
 
 
+#: Numbers of raw gates with which a token forgets next to nothing.
+SLOWEST = {"A_log": -50.0, "lower_bound": 0.0}
+
+
 def _small(p, parts):
     """Inputs of a program: two sequences, one of two chunks, both ending in a partial one; a head group of two value heads.
     With parts of a chunk, two chunks more in the first, and a head that forgets within one."""
@@ -64,12 +68,18 @@ def _small(p, parts):
     width = -(-lengths[0] // chunk_tokens(p)) + 1 if by_chunk else 0
     problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=2 * width + 3, rest=3, width=width)
     inputs = tuple((t, _integers(p, t) if t.index in ("number", "numbers") else p.shape(t)) for t in p.role("input"))
-    return problem, _drawn(problem.tokens, problem.slots(C), parts, width, inputs)
+    gives_sums = any(t.index == "slot" and t.wide and len(t.dims) > 1 for t in p.role("output"))
+    return problem, _drawn(problem.tokens, problem.slots(C), (10 if gives_sums else 500) if parts else 1, width, inputs)
 
 
 @cache
-def _drawn(tokens, slots, parts, width, inputs):
-    """The inputs, tensors with the shapes of their tiles; of integers, what they say. The interpreter copies them."""
+def _drawn(tokens, slots, strong, width, inputs):
+    """The inputs, tensors with the shapes of their tiles; of integers, what they say. The interpreter copies them. strong: a
+    factor of the log decays of one head. Where sums of them are a result, it is so small that no pass may clamp these.
+
+    Where a program reads stored running sums of log decays, these are drawn apart from the log decays. No bound but 0 is true of
+    them."""
+    apart = any(t.index == "slot" and t.wide and len(t.dims) > 1 for t, _ in inputs)
     gen, x, pool = torch.Generator().manual_seed(0), {}, 2 * width + 3
     draws = {"count": lambda: torch.tensor([2, 1]), "slot": lambda: torch.randperm(pool, generator=gen)[:2],
              "slots": lambda: torch.randperm(pool, generator=gen)[:2 * width].view(2, width),
@@ -82,8 +92,10 @@ def _drawn(tokens, slots, parts, width, inputs):
         lead = {"sequence": (pool if t.at else 2, heads), "head": (heads,), "slot": (slots, heads)}.get(t.index, (tokens, heads))
         x[t.name] = torch.randn(*lead, *shape[t.index == "token":], generator=gen, dtype=torch.float64) / 8
         if t.name.startswith("g") or t.name == "A":  # log decays, and rates of them
-            x[t.name] = -x[t.name].abs()
-            x[t.name][0 if t.index == "head" else (slice(None), 0)] *= 500 if parts else 1
+            x[t.name] = -x[t.name].abs() * (not apart)
+            x[t.name][0 if t.index == "head" else (slice(None), 0)] *= strong
+        if apart and t.name in SLOWEST:
+            x[t.name] = torch.full_like(x[t.name], SLOWEST[t.name])
         if t.name == "dt":
             x[t.name] = x[t.name].abs()
     return x

@@ -29,7 +29,7 @@ class Device:
     register_file: the number of registers of a multiprocessor.
     moved_loads: whether a load of a tile may begin some tokens before the chunk (`passes/algebra/recent_rows.py`).
     clears: whether kernels write zeros to output rows that no sequence covers. Otherwise the host does.
-    warp_block_rows: the rows of the diagonal blocks of which a warp computes `decayed_blocks`, 0 for none.
+    decayed_block_rows: the rows of the diagonal blocks of `decayed_blocks`, 0 if the device does not have this op.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Device:
     register_file: int = 0
     moved_loads: bool = False
     clears: bool = True
-    warp_block_rows: int = 0
+    decayed_block_rows: int = 0
 
 
 #: Triton's compiler allocates registers and shared memory.
 TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
-                splits_warm_up=True, moved_loads=True,
+                splits_warm_up=True, moved_loads=True, decayed_block_rows=16,
                 part_cost=PartCost(chunk_us=3.9, fold_us=10.0, launch_us=3.0, split_us=0.0, summary_us=15.0, warm_up_chunks=7,
                                    longest_warm_up_chunks=16, least_part_chunks=4, resident=2, idle_us=3.0, crowded=1.0))
 

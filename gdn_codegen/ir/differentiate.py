@@ -74,8 +74,6 @@ def differentiate(p: Program, solved: Solved = "") -> Program:
     solved: what it reads from memory, too, as it does the states. With operands it has no bound on what tokens forget, as that
     would be one of the page's gates, and its own are in memory.
     """
-    if solved == "operands":
-        p = replace(p, forgets="")
     return _Gradient(p, stored(p, solved)).run()
 
 

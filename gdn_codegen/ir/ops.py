@@ -278,9 +278,11 @@ def _decayed_matmul_type(attrs: Attrs, *args: Tile) -> Tile:
 
 def _decayed_blocks_type(attrs: Attrs, *args: Tile) -> Tile:
     """A square tile [m, m] and a tile [m, k] of one dtype, and sums of log decays [m, k] -> [m, k], of the sums' dtype."""
-    _arity("decayed_blocks", 3, args)
-    p, a, x = args
-    _need(a.rank == 2 and x.dims == a.dims and p == Tile((a.dims[0], a.dims[0]), a.dtype),
+    _need(len(args) - bool(attrs.get("given")) in (3, 4),
+          lambda: "decayed_blocks takes two tiles, sums, perhaps sums before each token, and middle rows if they are given; got "
+                  f"{len(args)} operands")
+    p, a, x, *more = args
+    _need(a.rank == 2 and x.dims == a.dims and all(y == x for y in more) and p == Tile((a.dims[0], a.dims[0]), a.dtype),
           lambda: f"decayed_blocks takes a square tile, a tile of its dtype, and sums; got {', '.join(map(str, args))}")
     return x
 
@@ -611,12 +613,12 @@ def _decayed_matmul(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Ten
     return each.sum(0 if attrs.get("transposed") else 1)
 
 
-def _decayed_blocks(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _decayed_blocks(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
     kept = keep("diagonal_blocks", len(x), attrs["size"], x.device)
     entries = p.to(x.dtype).where(kept, p.new_zeros(()))
     if entries.triu().any():  # kernels read whole blocks
         entries = entries + float("nan")
-    return _decayed_matmul(attrs, entries, b.to(x.dtype), x)
+    return _decayed_matmul(attrs, entries, b.to(x.dtype), x, *more[:len(more) - bool(attrs.get("given"))])
 
 
 def _kept_if_negative(attrs: Attrs, number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -716,8 +718,8 @@ op("decayed_matmul", "row i is the sum over j < i of p[i, j] b[j, c] exp(x[i, c]
    zero=zeros.decayed_matmul, text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("decayed_blocks", "as decayed_matmul, but of tokens in the same block of `size` rows alone. p has to be zero on and above the "
    "diagonal of these blocks. Exponents are relative to a block's middle row where that makes none larger than `limit`, of "
-   "either sign", _decayed_blocks_type, _decayed_blocks,
-   attrs=("size", "limit", "transposed"), zero=zeros.decayed_matmul,
+   "either sign. `given`: the last operand has that row, in each row", _decayed_blocks_type, _decayed_blocks,
+   attrs=("size", "limit", "transposed", "given"), zero=zeros.decayed_matmul,
    sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,
    elementwise=True, zero=zeros.column_sums)

@@ -136,7 +136,7 @@ FRONT: Passes = (
     ("caller_inputs", lambda p, c: caller_inputs(p, c.contract, narrow=not isinstance(c.device, Cores))),
     ("recent_rows", lambda p, c: recent_rows(p, c.device)),
     ("clamp_decay", lambda p, c: clamp_decay(p)),
-    ("decayed_products", lambda p, c: decayed_products(p, c.dtype, isinstance(c.device, Groups), c.device.warp_block_rows)),
+    ("decayed_products", lambda p, c: decayed_products(p, c.dtype, isinstance(c.device, Groups), c.device.decayed_block_rows)),
     ("row_scales", lambda p, c: row_scales(p)),
     ("decay_bound", lambda p, c: decay_bound(p, c.schedule)),
     ("rewrite", lambda p, c: rewrite(p, c.schedule)),

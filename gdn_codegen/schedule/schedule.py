@@ -12,7 +12,7 @@ FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution", "state_solution",
          "right_side", "operand", "keyed", "update", "pair", "summand", "factor", "score", "late_score", "keyless", "early",
-         "early_keyless", "sum", "tile", "converted", "core", "stateless")
+         "early_keyless", "sum", "tile", "converted", "core", "stateless", "stateless_keyed")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")

@@ -44,16 +44,25 @@ def late_sums(kernels: tuple[tuple[str, ...], ...]) -> dict[str, Any]:
 
 #: One kernel, and states in float32. For devices on which launches cost little, and pages that fit no other plan.
 ONE = GradientPlan(("fused", {}), (("fused", {}),))
+#: The field of a schedule whose sequences come in parts.
+IN_PARTS = {"partition": "decay"}
 #: Walks for the states before chunks, the preferred one first.
 STATE_WALKS: tuple[Varied, ...] = (
     ("fused_walk", {}), ("operand_walk", {"v_block": 64}), ("operand_walk", {}), ("walk", {}))
-#: Walks for the states of pages with a gate for each channel that also store what the gradient reads of a chunk's inputs alone.
-#: The kernel over chunks before the walk stores it. In form `unit` the walk reads the inverse as the gradient does.
-STORING_WALKS: tuple[Varied, ...] = tuple(
-    ("operand_walk", {"kernels": (("@converted",), ("@gate_sum", "@operand", "@gate", "@stateless"), ("@output", "@state")),
-                      "form": "unit", **x}) for x in ({"v_block": 64}, {}))
-#: The field of a schedule whose sequences come in parts.
-IN_PARTS = {"partition": "decay"}
+
+
+def _storing(*before: tuple[str, ...], **fields: Any) -> tuple[Varied, ...]:
+    """Walks for the states of pages with a gate for each channel that also store what the gradient reads of a chunk's inputs
+    alone, the preferred one first. In form `unit` the walk reads the inverse as the gradient does. before: the groups of the
+    kernels over chunks, which store it."""
+    kernels = (("@converted",), *before, ("@output", "@state"))
+    return tuple(("operand_walk", {"kernels": kernels, "form": "unit", **fields, **x})
+                 for x in ({"v_block": 64, **IN_PARTS}, {"v_block": 64}, {}))
+
+
+#: These for one kernel over chunks, and for two, of which the second has products of pairs of tokens in pieces of K.
+STORING_WALKS = _storing(("@gate_sum", "@operand", "@gate", "@stateless"))
+STORING_BY_PIECES = _storing(("@gate_sum", "@gate", "@stateless_keyed"), ("@inverse", "@operand", "@stateless"), k_piece=16)
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again; one more where inputs have
 #: forms. On an H100 the gradient of 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves
 #: of V, 0.3 ms more whole. With a gate for each channel walks for states read operands that another kernel computed. Where a page

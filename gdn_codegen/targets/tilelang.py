@@ -158,6 +158,7 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 
 #: Walks for the states before chunks on Hopper's warp groups.
 _STATES = (("fused_walk", IN_PARTS), *STATE_WALKS)
+_OF_CHANNELS = (*_STATES, ("operand_walk", {"v_block": 64, **IN_PARTS}))
 #: What the walk back with all outputs may read beside states, the most first.
 OF_ONE_WALK: tuple[Solved, ...] = ("inverses", "solutions", "")
 #: The last one of any GPU has chunks of 16: with 32, a kernel of RWKV-7 with K = V = 256 lacks 512 bytes.
@@ -170,9 +171,9 @@ GRADIENTS = {
         *(GradientPlan((ONE_WALK, IN_PARTS), _STATES, True, ARCH, solved=x) for x in OF_ONE_WALK),
         *(GradientPlan((name, {"v_block": 64, "stages": n, **x}), _STATES, True, ARCH)
           for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
-        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, "kernels": OF_SOLUTIONS}), STORING_WALKS, True, ARCH,
-                       solved="operands") for n in (3, 2, 1)),
-        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, **x}), _STATES, True, ARCH)
+        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, "kernels": OF_SOLUTIONS, **x}), STORING_WALKS, True, ARCH,
+                       solved="operands") for n in (3, 2, 1) for x in (IN_PARTS, {})),
+        *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, **x}), _OF_CHANNELS, True, ARCH)
           for n in (3, 2, 1) for x in (IN_PARTS, {})))}
 
 TARGET = register(Target(

@@ -18,7 +18,17 @@ from ..schedule import OF_CORES, varied
 from ..schedule.schedule import BEFORE_BACK
 from . import Ahead, Line, Lowering, Target, Toolchain, machine, register
 from .candidates import Asked, Candidate, Space
-from .gradient_plans import BY_CHANNELS, IN_PARTS, OF_SOLUTIONS, ONE, STATE_WALKS, STORING_WALKS, THREE, GradientPlan, late_sums
+from .gradient_plans import (
+    BY_CHANNELS,
+    IN_PARTS,
+    OF_SOLUTIONS,
+    ONE,
+    STATE_WALKS,
+    STORING_BY_PIECES,
+    THREE,
+    GradientPlan,
+    late_sums,
+)
 from .machine import Finding
 
 if TYPE_CHECKING:
@@ -162,8 +172,8 @@ _THREE = replace(THREE, gradient=("gradient", {"v_block": 64}))
 GRADIENTS = {
     "cpu": (ONE, THREE),
     "cuda": (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})), _THREE,
-             GradientPlan((BY_CHANNELS, {"v_block": 64, "kernels": OF_SOLUTIONS}), STORING_WALKS, True, most=32,
-                          solved="operands"),
+             *(GradientPlan((BY_CHANNELS, {"v_block": 64, "kernels": OF_SOLUTIONS, **x}), STORING_BY_PIECES, True, most=32,
+                            solved="operands") for x in (IN_PARTS, {})),
              GradientPlan((BY_CHANNELS, {"v_block": 64}), STATE_WALKS, True, most=32), ONE,
              replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(FIVE)}), rank=1))}
 

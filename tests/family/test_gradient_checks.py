@@ -98,11 +98,14 @@ def two_states(r, s, x, y, w, P, Q):  # type: ignore[no-untyped-def]
     ("kimi_delta_attention", ""), ("gla", ""), (f"{__file__}:two_states", ""), ("kimi_delta_attention", "g=floored"),
     *(pytest.param(n, "", marks=pytest.mark.long) for n in ("gated_delta_rule_2", "rwkv7")),
     pytest.param("gla", "g=safe", marks=pytest.mark.long)])
-def test_what_modules_on_a_gpu_store_for_a_gradient_passes(name: str, accept: str) -> None:
-    """Triton's text is that of the interpreter. Here K and V differ, and chunks are shorter."""
-    b = asked_of(Build("triton", algorithm=name, dtype="float32", head_dim_k=32, head_dim_v=64,
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("few", [False, True])
+def test_what_modules_on_a_gpu_store_for_a_gradient_passes(few: bool, dtype: str, name: str, accept: str) -> None:
+    """Triton's text is that of the interpreter. Here K and V differ, and chunks are shorter. few: walks in parts."""
+    b = asked_of(Build("triton", algorithm=name, dtype=dtype, head_dim_k=32, head_dim_v=64,
                        contract=Contract.parse(accept) if accept else PLAIN), True)
-    x = next(x for x in candidates(b, "cuda", "sm_90", 32) if not any(map(unfit, x.all)))
+    x = next(x for x in candidates(b, "cuda", "sm_90", 32, few=few) if not any(map(unfit, x.all)))
+    assert bool(x.gradient.plan.partition) == (few and not name.endswith(("rwkv7", "two_states")))
     assert x.states and str(x.gradient.algorithm) == f"{name}.stored_gradient"
     for y in x.all:
         errors = found(render(y))

@@ -1,4 +1,5 @@
-"""How far rounding to bfloat16 takes gradients with a gate for each channel, by the interpreter, of the builds for Hopper."""
+"""How far rounding to bfloat16 takes gradients with a gate for each channel, by the interpreter, of the builds for
+Hopper and of Triton's."""
 from __future__ import annotations
 
 import gradients
@@ -20,8 +21,11 @@ GATES = {"kimi_delta_attention": "g", "gla": "g", "gated_delta_rule_2": "g", "rw
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("page", [n if n != "rwkv7" else pytest.param(n, marks=pytest.mark.long) for n in GATES])
-def test_errors_are_those_of_operands(page: str) -> None:
-    """Also of gates, whose gradient is a running sum of cotangents that nearly cancel. With these rounded its error is 1e-2."""
+@pytest.mark.parametrize("target", ["tilelang", "triton"])
+@pytest.mark.parametrize("few", [False, True])
+def test_errors_are_those_of_operands(few: bool, target: str, page: str) -> None:
+    """Also of gates, whose gradient is a running sum of cotangents that nearly cancel. With these rounded its error is 1e-2.
+    few: with walks in parts of a chunk."""
     gen = torch.Generator().manual_seed(1)
     x = drawn(page, CASE, find(page).trace(), SIZES)
     x[GATES[page]] = torch.nn.functional.logsigmoid(torch.randn(x[GATES[page]].shape, generator=gen))
@@ -30,10 +34,10 @@ def test_errors_are_those_of_operands(page: str) -> None:
     x["S"], d_final = torch.zeros_like(x["S"]), torch.zeros_like(x["S"])  # no large terms from outside
     want = gradients.expected(page, CASE, x, d_o, d_final)
 
-    b = asked_of(Build("tilelang", algorithm=page, dtype="bfloat16", head_dim_k=64, head_dim_v=64), True)
-    builds = next(y for y in candidates(b, "cuda", "sm_90a", 64) if not any(map(unfit, y.all)))
-    assert builds.states
-    problem = Problem(list(CASE.lengths), CASE.heads, CASE.value_heads)
+    b = asked_of(Build(target, algorithm=page, dtype="bfloat16", head_dim_k=64, head_dim_v=64), True)
+    builds = next(y for y in candidates(b, "cuda", "sm_90a", 64, few=few) if not any(map(unfit, y.all)))
+    assert builds.states and bool(builds.gradient.plan.partition) == (few and page != "rwkv7")
+    problem = Problem(list(CASE.lengths), CASE.heads, CASE.value_heads, span=1)
     numbers = find(page).scalar_defaults(SIZES)
     given = {("initial_state" if n == "S" else n): y for n, y in x.items()}
     made = interpret(lowered(builds.states), problem, given, numbers, False)

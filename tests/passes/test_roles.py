@@ -143,7 +143,7 @@ def test_roles_of_gated_delta_rule(form, own):
     assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",),
                         "summand": own["offset"], "early": own["offset"], "early_keyless": own["offset"],
                         "factor": (), "score": (), "late_score": (), "keyless": ("o",), "sum": (), "tile": ("o",), "core": ("o",),
-                        "converted": (), "stateless": (),
+                        "converted": (), "stateless": (), "stateless_keyed": (),
                         "pair": (own["operand"][-2],), "keyed": own["weight"], "state_solution": own["solution"],
                         "update": (), **own}
 

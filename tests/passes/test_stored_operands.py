@@ -9,7 +9,6 @@ import pytest
 from gdn_codegen.derived_pages import find
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last
 from gdn_codegen.ir.core import Kernel, Op, Program
-from gdn_codegen.ir.differentiate import differentiate
 from gdn_codegen.ir.stored import operands, stored, wide
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.cut.kernels import cut
@@ -22,11 +21,12 @@ from gdn_codegen.schedule.contract import PLAIN, Contract
 CHANNELS = ("kimi_delta_attention", "gla", "gated_delta_rule_2", "rwkv7")
 
 
-def builds(page: str, accept: str = "", K: int = 128, dtype: str = "bfloat16", target: str = "tilelang") -> Builds:
+def builds(page: str, accept: str = "", K: int = 128, dtype: str = "bfloat16", target: str = "tilelang", few: bool = False
+           ) -> Builds:
     """What a call on a Hopper GPU gets."""
     b = Build(target, algorithm=page, dtype=dtype, head_dim_k=K, head_dim_v=K,
               contract=Contract.parse(accept) if accept else PLAIN)
-    return next(x for x in candidates(asked_of(b, True), "cuda", "sm_90a", 64) if not any(map(unfit, x.all)))
+    return next(x for x in candidates(asked_of(b, True), "cuda", "sm_90a", 64, few=few) if not any(map(unfit, x.all)))
 
 
 def count(k: Kernel, kind: str) -> int:
@@ -78,18 +78,20 @@ def test_one_product_of_a_level_gives_both_decayed_products() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("accept, dtype, least, rows", [
-    ("g=floored", "bfloat16", -5.0, 16), ("g=safe", "bfloat16", -5.0, 16), ("g=safe", "float16", -5.0, 1),
-    ("", "bfloat16", -math.inf, 1)])
-def test_stored_sums_keep_the_bound_of_their_gates(accept: str, dtype: str, least: float, rows: int) -> None:
-    """So one product serves diagonal blocks of 16 rows in the gradient, as in the forward pass. Triton has no op for them."""
+@pytest.mark.parametrize("accept, dtype, least, limit", [
+    ("g=floored", "bfloat16", -5.0, math.inf), ("g=safe", "bfloat16", -5.0, math.inf), ("g=safe", "float16", -5.0, None),
+    ("", "bfloat16", -math.inf, 40.0)])
+def test_stored_sums_keep_the_bound_of_their_gates(accept: str, dtype: str, least: float, limit: float | None) -> None:
+    """So one product serves diagonal blocks of 16 rows in the gradient, as in the forward pass, without a look at the gates. In
+    float16 there are levels."""
     p = lowered(builds("kimi_delta_attention", accept, dtype=dtype, target="triton").gradient)
     assert p.tensor("G_chunks").least_step == least
     levels = [k for k in p.kernels if count(k, "to_middle")]
-    assert len(levels) == 2 and not any(count(k, "decayed_blocks") for k in p.kernels)
+    assert len(levels) == 2
     for k in levels:
-        assert min(o.attr("size") for o in k.ops if o.kind == "pairs") == rows
-        assert bool(count(k, "from_middle")) == (rows == 16)
+        blocks = [(o.attr("size"), o.attr("limit")) for o in k.ops if o.kind == "decayed_blocks"]
+        assert blocks == ([] if limit is None else [(16, limit)] * 2)
+        assert min(o.attr("size") for o in k.ops if o.kind == "pairs") == (1 if limit is None else 16)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -186,10 +188,13 @@ def test_operands_with_the_dim_V_lie_as_the_gradient_reads_them(target: str, gpu
     assert p.tensor("v_chunks_vk").dims == ("V", "C") and "v_chunks_vk" in loads(p.kernels[-1])
 
 
-def test_a_gradient_with_stored_gates_has_no_bound() -> None:
-    """A warm-up by the page's gates would be none by the sums in memory."""
-    p = find("kimi_delta_attention").trace()
-    assert p.forgets and not differentiate(p, "operands").forgets and differentiate(p, "solutions").forgets
+@pytest.mark.parametrize("page", ["kimi_delta_attention", "gla", "gated_delta_rule_2"])
+@pytest.mark.parametrize("few", [False, True])
+def test_only_parts_read_gates_beside_their_stored_sums(few: bool, page: str) -> None:
+    """A bound on what tokens forget follows from the gates. Nothing else of the gradient depends on them."""
+    gradient = builds(page, few=few).gradient
+    kernels = {k.name for k in lowered(gradient).kernels if "g" in loads(k)}
+    assert len(kernels) == few and bool(gradient.plan.partition) == few
 
 
 def test_an_output_of_chunks_is_read_after_it_was_written() -> None:

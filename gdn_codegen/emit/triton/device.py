@@ -50,3 +50,67 @@ def warm_up_length(totals, stride, chunks, most, bound, summed):
         done += 32
     every = (chunks <= most) & ((summed == 0) | (total * most <= -bound * chunks))
     return tl.where((found < 0) & every, chunks, found).to(tl.float32)
+
+
+#: exp(x) = exp2(x LOG2_E): on NVIDIA GPUs exp2 takes two instructions, exp five.
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def block_middles(x, SIZE: tl.constexpr):
+    """For each row of x, row SIZE / 2 - 1 of its block of SIZE rows: a sum over the block with all other rows masked."""
+    rows: tl.constexpr = x.shape[0]
+    columns: tl.constexpr = x.shape[1]
+    kept = tl.where(tl.arange(0, rows)[:, None] % SIZE == SIZE // 2 - 1, x, 0.0)
+    middles = tl.sum(tl.reshape(kept, [rows // SIZE, SIZE, columns]), axis=1)[:, None, :]
+    return tl.reshape(tl.broadcast_to(middles, [rows // SIZE, SIZE, columns]), [rows, columns])
+
+
+@triton.jit
+def decayed_entries(p, x, later, earlier, TRANSPOSED: tl.constexpr, OPERAND: tl.constexpr):
+    """Row i is the sum over j of p[i, j] x[j] later[i] earlier[j]; TRANSPOSED: row j is the sum over i of p[i, j] x[i] later[i]
+    earlier[j]. Scaled x is rounded in two parts: results may be terms of a running sum that nearly cancel."""
+    p = rounded(p, OPERAND)
+    if TRANSPOSED:
+        scaled = x * later
+        high = rounded(scaled, OPERAND)
+        low = rounded(scaled - high.to(tl.float32), OPERAND)
+        return tl.dot(tl.trans(p), low, acc=tl.dot(tl.trans(p), high)) * earlier
+    else:
+        scaled = x * earlier
+        high = rounded(scaled, OPERAND)
+        low = rounded(scaled - high.to(tl.float32), OPERAND)
+        return tl.dot(p, low, acc=tl.dot(p, high)) * later
+
+
+@triton.jit
+def decayed_blocks(
+    p, x, sums, before, middles, SIZE: tl.constexpr, LIMIT: tl.constexpr, TRANSPOSED: tl.constexpr, OPERAND: tl.constexpr
+):
+    """Of the blocks of SIZE rows on the diagonal of p: row i is the sum over j < i of p[i, j] x[j] exp(before[i] - sums[j]).
+    TRANSPOSED: row j is the sum over i > j of p[i, j] x[i] exp(before[i] - sums[j]). middles: for each row the sums at its
+    block's middle row. p is 0 on and above the diagonal.
+
+    One product computes it if no exponent relative to the middle row is above LIMIT, of either sign, or if LIMIT is None: then
+    none can be. Otherwise blocks of SIZE,
+    SIZE / 2, ... 2 rows have one each, for rows of their second halves and columns of their first. Relative to the last row of
+    the first half no exponent is positive there."""
+    i = tl.arange(0, p.shape[0])[:, None]
+    j = tl.arange(0, p.shape[0])[None, :]
+    p = p.to(tl.float32)
+    x = x.to(tl.float32)
+    block = tl.where(i // SIZE == j // SIZE, p, 0.0)
+    later = before - middles
+    earlier = middles - sums
+    if LIMIT is None:
+        out = decayed_entries(block, x, tl.exp2(later * LOG2_E), tl.exp2(earlier * LOG2_E), TRANSPOSED, OPERAND)
+    elif tl.max(tl.maximum(tl.abs(later), tl.abs(earlier))) <= LIMIT:
+        out = decayed_entries(block, x, tl.exp2(later * LOG2_E), tl.exp2(earlier * LOG2_E), TRANSPOSED, OPERAND)
+    else:
+        out = tl.full([p.shape[0], x.shape[1]], 0.0, tl.float32)
+        for n in tl.static_range(0, SIZE.bit_length() - 1):
+            m = block_middles(sums, SIZE >> n)
+            level = tl.where((i // (SIZE >> n) == j // (SIZE >> n)) & (i // (SIZE >> (n + 1)) > j // (SIZE >> (n + 1))), p, 0.0)
+            scale = tl.exp2(tl.where(i // (SIZE >> (n + 1)) % 2 == 1, before - m, m - sums) * LOG2_E)
+            out += decayed_entries(level, x, scale, scale, TRANSPOSED, OPERAND)
+    return out

@@ -1,6 +1,8 @@
 """The rules of Triton for ops across the rows of a tile: op -> an expression."""
 from __future__ import annotations
 
+from math import isinf
+
 from ..base import ATOM, SUM, Op, Text
 from .kernel import KernelWriter, rule
 
@@ -47,3 +49,14 @@ def to_middle(w: KernelWriter, o: Op, x: Text, *more: Text) -> Text:
     m = more[-1] if o.attr("given") else f"tl.reshape(tl.broadcast_to({middle}, {blocks}), [{rows}, {columns}])"
     later = Text(f"{(*more[:len(more) - o.attr('given', False)], x)[0].at(SUM)} - {m}", SUM)
     return later if o.kind == "from_middle" else Text(f"tl.where({i} // {size} % 2 == 1, {later}, {m} - {x.at(SUM + 1)})")
+
+
+@rule("decayed_blocks")
+def decayed_blocks(w: KernelWriter, o: Op, p: Text, x: Text, sums: Text, *more: Text) -> Text:
+    """A call of a device function, with the middle rows."""
+    given, size = bool(o.attr("given")), o.attr("size")
+    before = (*more[:len(more) - given], sums)[0]
+    middles = more[-1] if given else f"block_middles({sums}, {size})"
+    limit = None if isinf(o.attr("limit")) else o.attr("limit")
+    options = f"{size}, {limit}, {bool(o.attr('transposed'))}, {w.use('OPERAND')}"
+    return Text(f"decayed_blocks({p}, {x}, {sums}, {before}, {middles}, {options})")

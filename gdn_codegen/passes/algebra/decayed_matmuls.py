@@ -6,8 +6,9 @@ the operand, rows of second halves scale the product, and no exponent is positiv
 
 Where gates have a lower bound, one product serves all levels within diagonal blocks, as for `decayed_product`.
 
-Where warps compute the innermost levels by themselves, these are an op `decayed_blocks`. It chooses for each block at run time
-whether one product serves all its levels, because gates seldom forget so much within 8 tokens that it cannot.
+Where a device has the op `decayed_blocks`, it computes the innermost levels. It chooses at run time whether one product serves
+them all, because gates seldom forget so much within 8 tokens that it cannot. On Hopper each warp has one block, and chooses for
+it alone. Triton's kernels choose for all blocks of a chunk.
 """
 from __future__ import annotations
 
@@ -18,19 +19,23 @@ from ...ir.types import WARPS_OF_GROUP
 from .joint_levels import JointLevels
 
 
-def rows_of_warps(group: list[Op], p: Program, dtype: str, rows: int, block: int) -> int:
-    """The rows of the diagonal blocks of `decayed_blocks`, 0 if not all ops of `group`, of `p`, can have it: derivatives by
-    loaded tiles in 16 bits, without sums before each token, in chunks of four such blocks. rows: for which a warp can compute
-    it, 0 for none. block: the rows of blocks that one product computes."""
+def rows_of_blocks(group: list[Op], p: Program, dtype: str, rows: int, block: int, by_warps: bool) -> int:
+    """The rows of the diagonal blocks of `decayed_blocks`, 0 if not all ops of `group`, of `p`, can have it.
+
+    rows: those of the device, 0 for none. block: the rows of blocks that one product computes, as gates have a bound. by_warps:
+    whether each warp of a group computes one block. Then x is a loaded tile in 16 bits, and there are no sums before each token.
+    Otherwise products are in bfloat16: float16 has no room for scaled operands, and float32 is rare."""
+    if not by_warps:
+        return rows if block <= rows < p.sizes["C"] and dtype == "bfloat16" and group[0].kind == "decayed_matmul" else 0
     defs = {o.out: o for o in p.walk.body if isinstance(o, Op)}
 
-    def by_warps(o: Op) -> bool:
-        """Whether warps can compute diagonal blocks of `o`."""
+    def fitting(o: Op) -> bool:
+        """Whether a warp can compute a diagonal block of `o`."""
         x = defs[o.args[1]]
         return o.kind == "decayed_matmul" and not o.args[3:] and x.kind == "load" and not p.tensor(x.attr("tensor")).wide
 
     fits = block <= rows and rows * WARPS_OF_GROUP == p.sizes["C"] and dtype != "float32"
-    return rows if fits and all(map(by_warps, group)) else 0
+    return rows if fits and all(map(fitting, group)) else 0
 
 
 def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int, limit: float | None = None) -> None:

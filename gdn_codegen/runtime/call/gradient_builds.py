@@ -20,7 +20,7 @@ from ...ir.stored import PREFIXES, Solved, inverses, solutions
 from ...schedule import Schedule, varied
 from ...targets import OWN, names
 from ...targets import find as find_target
-from ...targets.gradient_plans import BY_CHANNELS, IN_PARTS, ONE_WALK, Varied
+from ...targets.gradient_plans import BY_CHANNELS, ONE_WALK, Varied
 from ..admit import Refused, admit
 from ..build import Build, lowered
 from ..load import module
@@ -79,12 +79,17 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     solved = {"": True, "solutions": bool(solutions(page)) and not saved, "inverses": bool(inverses(page)) and not saved,
               "operands": channels and not saved}
     decays = bool(log_decays(page))
-    may_split = in_parts and bool(page.forgets)
-    in_parts = may_split and not channels
+    in_parts = in_parts and bool(page.forgets) and (few or not channels)
+
+    def offered(x: Varied, by_channels: str) -> bool:
+        """Whether the call may have a schedule. One in parts serves calls that are split; for pages with a gate for each channel
+        that is the schedule `by_channels`."""
+        return "partition" not in x[1] or (in_parts and x[0] == (by_channels if channels else x[0]))
+
     of = roles(find(beside(b.algorithm, "gradient")).trace())
     late = of["solution"] != of["state_solution"]  # otherwise kernels with late sums are the same again
     plans = [x for key in dict.fromkeys((arch, device)) for x in find_target(b.target).gradients.get(key, ())
-             if (in_parts or "partition" not in x.gradient[1]) and solved[x.solved] and late >= x.late]
+             if offered(x.gradient, BY_CHANNELS) and solved[x.solved] and late >= x.late]
     if any(tile_extent(n, find_target(b.target).lowering.device) != n for n in (b.head_dim_k, b.head_dim_v)):
         plans += [replace(x, gradient=(x.gradient[0], {**x.gradient[1], "padded_pieces": True}), rank=x.rank + 2)
                   for x in plans if "v_block" in x.gradient[1] and not x.arch and "partition" not in x.gradient[1]]
@@ -96,10 +101,8 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
         if x.states is None:
             yield Builds(None, back)
             continue
-        walks = sorted((y for y in plan.states if in_parts or "partition" not in y[1]),
-                       key=lambda y: channels and y[0] != "operand_walk")
-        if few and may_split and channels and plan.arch:
-            walks = [("operand_walk", {**fields, **IN_PARTS}) for name, fields in walks[:1] if name == "operand_walk"] + walks
+        walks = sorted((y for y in plan.states if offered(y, "operand_walk")),
+                       key=lambda y: channels and (y[0] != "operand_walk", "partition" not in y[1]))
         yield from (Builds(replace(x.states, schedule=_varied(y, plan.arch)), back) for y in walks)
 
 
@@ -189,7 +192,7 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
         mine = replace(b, target=target)
         known = measured(mine, on.names, shape_class, most) if in_parts else []
         splits = find_target(target).splits
-        few = splits is not None and splits.of_channels(shape_class)
+        few = splits.of_channels(shape_class) if splits else 2 << shape_class[1] <= on.units
         for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts, saved, few)):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
