@@ -2029,6 +2029,12 @@ class CheckProblem:
         """Whether a call keeps or reads a state for each token."""
         return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
+    @property
+    def bounds(self) -> bool:
+        """Whether log decays only bound what tokens forget, for walks in parts. Then a gradient reads their sums, and operands of
+        chunks. These are drawn apart, so that no bound but 0 is true of them."""
+        return self.tables.part_cost is not None and any(len(self.tables.chunk_dims[n]) > 1 for n in self.tables.held)
+
     def lengths(self, packed: bool) -> list[int]:
         """Tokens of each sequence. If packed, a pool skips the third."""
         chunk = max(self.tables.chunk, self.STEP)
@@ -2073,7 +2079,7 @@ class CheckProblem:
         out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
-        rate = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        rate = torch.tensor([0.0 if self.bounds else self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
         keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
