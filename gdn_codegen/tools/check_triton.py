@@ -152,14 +152,22 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
         got = triton.compile(ASTSource(kernel, signature, constants, aligned), target=target,
                              options={"num_warps": warps, "num_stages": module.NUM_STAGES, "enable_fp_fusion": True})
     except Exception as e:  # whatever its compiler throws is the report
-        said = (str(e).strip().splitlines() or [""])[-1]
-        return Compiled(name, arch, warps, config, error=f"does not compile: {type(e).__name__}: {said}")
+        return Compiled(name, arch, warps, config, error=f"does not compile: {_said(e)}")
     read = _nvidia if arch.startswith("sm_") else _amd
     used = replace(Compiled(name, arch, warps, config, int(got.metadata.shared)), **read(got.asm))
     limits = ((used.shared, unit.shared, "bytes of shared memory"),
               (used.registers or 0, unit.registers(warps), "registers per lane"))
     over = [f"needs {n} {what}, {arch} has {most}" for n, most, what in limits if n > most]
     return replace(used, error="; ".join(over))
+
+
+def _said(e: BaseException) -> str:
+    """What is wrong. In a function that a kernel calls it is the message of the first cause, whose last line that is may be a
+    mark below a line of the text."""
+    while e.__cause__ is not None:
+        e = e.__cause__
+    lines = [x.strip() for x in str(e).splitlines()]
+    return f"{type(e).__name__}: {next((x for x in reversed(lines) if x.strip('^ ')), '')}"
 
 
 def _nvidia(asm: dict[str, Any]) -> dict[str, Any]:

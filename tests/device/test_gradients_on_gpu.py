@@ -101,12 +101,13 @@ def test_gradients_of_gates_are_as_exact_as_others(target, gate, page, monkeypat
 
 @pytest.mark.parametrize("page", ["gated_delta_rule", "delta_rule", "simple_gla", "kimi_delta_attention", "gla"])
 @pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("lengths", [LENGTHS, (1700,)], ids=["short", "long"])
 @pytest.mark.parametrize("target", HERE)
-def test_input_forms(target, size, page, monkeypatch):
+def test_input_forms(target, lengths, size, page, monkeypatch):
     """Raw gates, what comes before a sigmoid, and rows that the kernels divide by their norms, as layers of FLA call."""
     for n in ("K", "V"):
         monkeypatch.setitem(problems.SIZES, n, size)
-    p, gen = problems.Problem(page, target, LENGTHS, dtype=torch.bfloat16), torch.Generator().manual_seed(2)
+    p, gen = problems.Problem(page, target, lengths, dtype=torch.bfloat16), torch.Generator().manual_seed(2)
     forms, numbers, said = {n: gradients.norm(n) for n in ("q", "k")}, {}, {"use_qk_l2norm_in_kernel": True}
     p.x |= {n: 3 * p.x[n] for n in ("q", "k")}
     if p.gate:

@@ -121,7 +121,17 @@ def test_a_kernel_that_does_not_compile_is_an_error(tmp_path):
     path = tmp_path / "bad.py"
     path.write_text(render(b).replace("k_kT = tl.dot(k, tl.trans(k))", "k_kT = tl.dot(k, k[None])"))
     (*_, (line, ok)) = check(b, path, ("gfx942",))
-    assert not ok and "does not compile" in line
+    assert not ok and "does not compile" in line and "k[None]" not in line
+
+
+def test_an_error_in_a_device_function_says_what_is_wrong(tmp_path):
+    """Triton's own last line is a mark below the call."""
+    b = Build("triton", 16, schedule="staged", **SMALL)
+    path, text = tmp_path / "bad.py", render(b)
+    path.write_text(text.replace("low = tl.full([], 0, tl.int32)", "low = tl.nothing"))
+    assert path.read_text() != text
+    (*_, (line, ok)) = check(b, path, ("sm_90",))
+    assert not ok and "has no attribute 'nothing'" in line
 
 
 @pytest.mark.parametrize("words, said", [
