@@ -251,15 +251,30 @@ def test_a_gradient_reads_solutions_unless_the_call_saved_its_states() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_few_walks_for_states_come_in_parts_with_a_gate_for_each_channel() -> None:
-    """Not those back, nor where the bits may depend on the sequence alone, nor of a page that bounds no token's factor."""
+@pytest.mark.parametrize("target, chunk", [("tilelang", 64), ("triton", 32)])
+def test_few_walks_come_in_parts_with_a_gate_for_each_channel(target: str, chunk: int) -> None:
+    """Not where the bits may depend on the sequence alone, nor of a page that bounds no token's factor, nor back from saved
+    states, where the kernel over chunks computes the operands again."""
     def partition(page: str, **more: bool) -> tuple[str | None, str | None]:
-        b = gradient_builds.asked_of(Build("tilelang", algorithm=page, dtype="bfloat16"), True)
-        x = next(x for x in gradient_builds.candidates(b, "cuda", "sm_90a", 64, **more) if x.gradient.chunk == 64)
+        b = gradient_builds.asked_of(Build(target, algorithm=page, dtype="bfloat16"), True)
+        x = next(x for x in gradient_builds.candidates(b, "cuda", "sm_90a", 64, **more) if x.gradient.chunk == chunk)
         return x.states.plan.partition, x.gradient.plan.partition
-    assert partition("kimi_delta_attention", few=True) == ("decay", None)
+    assert partition("kimi_delta_attention", few=True) == partition("gla", few=True) == ("decay", "decay")
     assert partition("kimi_delta_attention") == partition("kimi_delta_attention", few=True, in_parts=False) == (None, None)
-    assert partition("rwkv7", few=True) == (None, None)
+    assert partition("kimi_delta_attention", few=True, saved=True)[1] is partition("rwkv7", few=True)[1] is None
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("target, tokens, heads, split", [
+    ("tilelang", 1448, 2, False), ("tilelang", 1449, 2, True), ("tilelang", 4096, 22, True), ("tilelang", 4096, 23, False),
+    ("triton", 300, 2, True), ("triton", 4096, 64, True), ("triton", 4096, 128, False)])
+def test_which_walks_are_few(target: str, tokens: int, heads: int, split: bool) -> None:
+    """By classes of walks and tokens (Splits.channels), and on Triton by the multiprocessors, here 132."""
+    b = gradient_builds.asked_of(Build(target, algorithm="kimi_delta_attention", dtype="bfloat16"), True)
+    on = gpu("", "sm_90", 132)
+    found = gradient_builds._fitting(b, target, on, 64, torch.device("cuda"), Extent(heads, heads, 1, tokens).shape_class, True,
+                                     False)
+    assert bool(found.gradient.plan.partition) == split
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -70,26 +70,26 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
                ) -> Iterator[Builds]:
     """Builds of a gradient, the best first. b: with target, page, dtype, K, V and contract. device, arch: type and architecture
     of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch.
-    saved: whether the call has the states before chunks. few: whether walks are so few and long that those for the states of
-    pages with a gate for each channel are split, too."""
+    saved: whether the call has the states before chunks. few: whether walks are so few and long that those of pages with a gate
+    for each channel are split, too."""
     from ...passes.abi.memory import tile_extent  # all passes: a third of a second that a mere import of the ops does not take
     from ...passes.cut.roles import roles
     page = algorithms.find(b.algorithm).trace()
-    channels = by_channel(page)  # of channels some forget slowly: long warm-ups gain nothing
+    channels = by_channel(page)
     solved = {"": True, "solutions": bool(solutions(page)) and not saved, "inverses": bool(inverses(page)) and not saved,
               "operands": channels and not saved}
     decays = bool(log_decays(page))
     in_parts = in_parts and bool(page.forgets) and (few or not channels)
 
     def offered(x: Varied, by_channels: str) -> bool:
-        """Whether the call may have a schedule. One in parts serves calls that are split; for pages with a gate for each channel
-        that is the schedule `by_channels`."""
+        """Whether the call may have a schedule. One in parts serves calls that are split. With a gate for each channel only the
+        schedule `by_channels` has parts: in others some channels that forget slowly cost more than parts gain."""
         return "partition" not in x[1] or (in_parts and x[0] == (by_channels if channels else x[0]))
 
     of = roles(find(beside(b.algorithm, "gradient")).trace())
     late = of["solution"] != of["state_solution"]  # otherwise kernels with late sums are the same again
     plans = [x for key in dict.fromkeys((arch, device)) for x in find_target(b.target).gradients.get(key, ())
-             if offered(x.gradient, BY_CHANNELS) and solved[x.solved] and late >= x.late]
+             if offered(x.gradient, BY_CHANNELS if x.solved == "operands" else "") and solved[x.solved] and late >= x.late]
     if any(tile_extent(n, find_target(b.target).lowering.device) != n for n in (b.head_dim_k, b.head_dim_v)):
         plans += [replace(x, gradient=(x.gradient[0], {**x.gradient[1], "padded_pieces": True}), rank=x.rank + 2)
                   for x in plans if "v_block" in x.gradient[1] and not x.arch and "partition" not in x.gradient[1]]
