@@ -70,7 +70,7 @@ def block_middles(x, SIZE: tl.constexpr):
 def decayed_entries(p, x, later, earlier, TRANSPOSED: tl.constexpr, OPERAND: tl.constexpr):
     """Row i is the sum over j of p[i, j] x[j] later[i] earlier[j]; TRANSPOSED: row j is the sum over i of p[i, j] x[i] later[i]
     earlier[j]. Scaled x is rounded in two parts: results may be terms of a running sum that nearly cancel."""
-    p = rounded(p, OPERAND)
+    p = p.to(OPERAND)
     if TRANSPOSED:
         scaled = x * later
         high = rounded(scaled, OPERAND)
@@ -84,6 +84,16 @@ def decayed_entries(p, x, later, earlier, TRANSPOSED: tl.constexpr, OPERAND: tl.
 
 
 @triton.jit
+def blocks_at_once(p, x, later, earlier, SIZE: tl.constexpr, TRANSPOSED: tl.constexpr, OPERAND: tl.constexpr):
+    """`decayed_entries` of the diagonal blocks of p, for exponents of `later` and `earlier`."""
+    i = tl.arange(0, p.shape[0])[:, None]
+    j = tl.arange(0, p.shape[0])[None, :]
+    block = tl.where(i // SIZE == j // SIZE, p, 0.0)
+    x = x.to(tl.float32)
+    return decayed_entries(block, x, tl.exp2(later * LOG2_E), tl.exp2(earlier * LOG2_E), TRANSPOSED, OPERAND)
+
+
+@triton.jit
 def decayed_blocks(
     p, x, sums, before, middles, SIZE: tl.constexpr, LIMIT: tl.constexpr, TRANSPOSED: tl.constexpr, OPERAND: tl.constexpr
 ):
@@ -92,25 +102,22 @@ def decayed_blocks(
     block's middle row. p is 0 on and above the diagonal.
 
     One product computes it if no exponent relative to the middle row is above LIMIT, of either sign, or if LIMIT is None: then
-    none can be. Otherwise blocks of SIZE,
-    SIZE / 2, ... 2 rows have one each, for rows of their second halves and columns of their first. Relative to the last row of
-    the first half no exponent is positive there."""
-    i = tl.arange(0, p.shape[0])[:, None]
-    j = tl.arange(0, p.shape[0])[None, :]
-    p = p.to(tl.float32)
-    x = x.to(tl.float32)
-    block = tl.where(i // SIZE == j // SIZE, p, 0.0)
+    none can be. Otherwise blocks of SIZE, SIZE / 2, ... 2 rows have one each, for rows of their second halves and columns of
+    their first. Relative to the last row of the first half no exponent is positive there. Conversions come within the branches:
+    a tile that is converted before them takes registers throughout."""
     later = before - middles
     earlier = middles - sums
     if LIMIT is None:
-        out = decayed_entries(block, x, tl.exp2(later * LOG2_E), tl.exp2(earlier * LOG2_E), TRANSPOSED, OPERAND)
+        out = blocks_at_once(p, x, later, earlier, SIZE, TRANSPOSED, OPERAND)
     elif tl.max(tl.maximum(tl.abs(later), tl.abs(earlier))) <= LIMIT:
-        out = decayed_entries(block, x, tl.exp2(later * LOG2_E), tl.exp2(earlier * LOG2_E), TRANSPOSED, OPERAND)
+        out = blocks_at_once(p, x, later, earlier, SIZE, TRANSPOSED, OPERAND)
     else:
+        i = tl.arange(0, p.shape[0])[:, None]
+        j = tl.arange(0, p.shape[0])[None, :]
         out = tl.full([p.shape[0], x.shape[1]], 0.0, tl.float32)
         for n in tl.static_range(0, SIZE.bit_length() - 1):
             m = block_middles(sums, SIZE >> n)
             level = tl.where((i // (SIZE >> n) == j // (SIZE >> n)) & (i // (SIZE >> (n + 1)) > j // (SIZE >> (n + 1))), p, 0.0)
             scale = tl.exp2(tl.where(i // (SIZE >> (n + 1)) % 2 == 1, before - m, m - sums) * LOG2_E)
-            out += decayed_entries(level, x, scale, scale, TRANSPOSED, OPERAND)
+            out += decayed_entries(level, x.to(tl.float32), scale, scale, TRANSPOSED, OPERAND)
     return out
