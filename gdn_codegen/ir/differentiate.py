@@ -71,8 +71,7 @@ def differentiate(p: Program, solved: Solved = "") -> Program:
     final states (`d_final_state`, zero where absent). Its outputs are the derivatives by the inputs (`d_q`) and by the initial
     states (`d_initial_state`). TypeRuleError for an op without a derivative, with the line of the page.
 
-    solved: what it reads from memory, too, as it does the states. With operands it has no bound on what tokens forget, as that
-    would be one of the page's gates, and its own are in memory.
+    solved: what it reads from memory, too, as it does the states.
     """
     return _Gradient(p, stored(p, solved)).run()
 

@@ -614,11 +614,15 @@ def _decayed_matmul(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Ten
 
 
 def _decayed_blocks(attrs: Attrs, p: torch.Tensor, b: torch.Tensor, x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+    """NaN where kernels would read what they should not: entries on or above the diagonal, and wrong middle rows."""
     kept = keep("diagonal_blocks", len(x), attrs["size"], x.device)
     entries = p.to(x.dtype).where(kept, p.new_zeros(()))
     if entries.triu().any():  # kernels read whole blocks
         entries = entries + float("nan")
-    return _decayed_matmul(attrs, entries, b.to(x.dtype), x, *more[:len(more) - bool(attrs.get("given"))])
+    before = more[:len(more) - bool(attrs.get("given"))]
+    if attrs.get("given") and not more[-1].equal(_middle(x, attrs["size"] // 2)):
+        entries = entries + float("nan")
+    return _decayed_matmul(attrs, entries, b.to(x.dtype), x, *before)
 
 
 def _kept_if_negative(attrs: Attrs, number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -719,7 +723,7 @@ op("decayed_matmul", "row i is the sum over j < i of p[i, j] b[j, c] exp(x[i, c]
 op("decayed_blocks", "as decayed_matmul, but of tokens in the same block of `size` rows alone. p has to be zero on and above the "
    "diagonal of these blocks. Exponents are relative to a block's middle row where that makes none larger than `limit`, of "
    "either sign. `given`: the last operand has that row, in each row", _decayed_blocks_type, _decayed_blocks,
-   attrs=("size", "limit", "transposed", "given"), zero=zeros.decayed_matmul,
+   attrs=("size", "limit", "transposed", "given"), zero=zeros.decayed_matmul, text=texts.decayed_blocks,
    sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,
    elementwise=True, zero=zeros.column_sums)

@@ -87,6 +87,11 @@ def decayed_matmul(o: Op, x: list[str]) -> str:
     return f"_decayed_matmul({', '.join(x)}{', transposed=True' if o.attr('transposed') else ''})"
 
 
+def decayed_blocks(o: Op, x: list[str]) -> str:
+    """That of a tile and another tile by sums. Loads of middle rows are no part of what it says."""
+    return f"decayed_blocks({', '.join(x[:3])}{', transposed=True' if o.attr('transposed') else ''})"
+
+
 def row_norm(o: Op, x: list[str]) -> str:
     """Rows divided by their length."""
     return f"{x[0]} * torch.rsqrt({x[0]}.square().sum(-1, keepdim=True) + {o.attr('eps', 1e-6)!r})"

@@ -1974,9 +1974,9 @@ class CheckProblem:
         return self.tables.rows or any(n != "checkpoint_rows" for n in self.tables.by_token)
 
     @property
-    def bounds(self) -> bool:
-        """Whether log decays only bound what tokens forget, for walks in parts. Then a gradient reads their sums, and operands of
-        chunks. These are drawn apart, so that no bound but 0 is true of them."""
+    def without_gates(self) -> bool:
+        """Whether log decays are drawn as 0: walks come in parts, whose warm-ups follow from them, and a gradient reads their
+        sums and operands of chunks, which are drawn apart. No bound on forgetting but 0 would be true of these."""
         return self.tables.part_cost is not None and any(len(self.tables.chunk_dims[n]) > 1 for n in self.tables.held)
 
     def lengths(self, packed: bool) -> list[int]:
@@ -2018,12 +2018,12 @@ class CheckProblem:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
-        factor: of rows that are not log decays."""
+        factor: of rows that are not log decays, and of tiles of chunks that are no sums of them."""
         tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
         out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
-        rate = torch.tensor([0.0 if self.bounds else self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        rate = torch.tensor([0.0 if self.without_gates else self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
         keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
@@ -2052,22 +2052,24 @@ class CheckProblem:
         for name, dims, dtype in tables.chunk_inputs:
             x = torch.zeros(len(lengths), -(-max(lengths) // tables.chunk), heads[1], *dims, **on_cpu)
             for each, length in zip(x, lengths, strict=True):
-                self.fill(name, each, length, gen)
+                self.fill(name, each, length, gen, factor)
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator) -> None:
+    def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float) -> None:
         """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
-        their last row there, and tiles of rows are running sums of log decays."""
+        their last row there, and tiles of rows are running sums of log decays. factor: of other tiles."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
             tile.copy_(torch.randn(tile.shape, generator=gen, dtype=tile.dtype, device="cpu") / 2)
-            if name in self.tables.held:
-                if tile.ndim > 2:
-                    rates = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(len(tile))], device="cpu")
-                    tile.copy_(-2 * rates.view(-1, 1, 1) * tile.abs().cumsum(1))
-                of_all[:, rows:] = of_all[:, rows - 1:rows]
+            if name not in self.tables.held:
+                tile.mul_(factor)
+                continue
+            if tile.ndim > 2:
+                rates = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(len(tile))], device="cpu")
+                tile.copy_(-2 * rates.view(-1, 1, 1) * tile.abs().cumsum(1))
+            of_all[:, rows:] = of_all[:, rows - 1:rows]
 
     def of_chunk(self, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """A view of tiles of chunks in the page's order of dims, without padding. rows: tokens of the chunk, None for all."""

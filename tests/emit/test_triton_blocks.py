@@ -65,7 +65,7 @@ def test_blocks(run, exclusive, transposed, limit, strongest):
 
 @pytest.mark.parametrize("limit", [0.0, 40.0])
 def test_nan_of_sums_is_seen(run, limit):
-    """As by the other rows of the block, in this channel alone."""
+    """By rows of the block that read such sums, in this channel alone. Products put it into others of the channel, too."""
     p, x, sums = torch.ones(C, C).tril(-1), torch.ones(C, K), torch.zeros(C, K)
     sums[3:, 5] = float("nan")
     out = run(p, x, sums, sums, limit, False)

@@ -98,7 +98,7 @@ def two_states(r, s, x, y, w, P, Q):  # type: ignore[no-untyped-def]
     ("kimi_delta_attention", ""), ("gla", ""), (f"{__file__}:two_states", ""), ("kimi_delta_attention", "g=floored"),
     *(pytest.param(n, "", marks=pytest.mark.long) for n in ("gated_delta_rule_2", "rwkv7")),
     pytest.param("gla", "g=safe", marks=pytest.mark.long)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("few", [False, True])
 def test_what_modules_on_a_gpu_store_for_a_gradient_passes(few: bool, dtype: str, name: str, accept: str) -> None:
     """Triton's text is that of the interpreter. Here K and V differ, and chunks are shorter. few: walks in parts."""
@@ -138,6 +138,20 @@ def test_what_is_broken_is_refused(what: str) -> None:
         pytest.skip("triton does not run here")
     kind, find, put = BROKEN[what]
     bad, n = re.subn(find, put, render(Build("triton", algorithm=f"gated_delta_rule.{kind}", **{**SMALL, "head_dim_v": 16})))
+    assert n, "nothing to break"
+    assert any(not e <= accepted for e, accepted in found(bad).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("find, put", [
+    (r"(d_S = tl\.load\(d_S_ws_ptr[^\n]*)", r"\1\n    d_S = d_S * (t == 0)"),
+    (r"(G_decayed_blocks = [^\n]*)", r"\1\n    G_decayed_blocks = G_decayed_blocks * (t == 0)")])
+def test_later_chunks_of_stored_operands_are_compared(find: str, put: str, few: bool) -> None:
+    """What is drawn of chunks does not make derivatives by the state grow from chunk to chunk: beside these others are lost."""
+    b = asked_of(Build("triton", algorithm="kimi_delta_attention", dtype="bfloat16", head_dim_k=32, head_dim_v=32), True)
+    x = next(x for x in candidates(b, "cuda", "sm_90", 32, few=few) if not any(map(unfit, x.all)))
+    bad, n = re.subn(find, put, render(x.gradient))
     assert n, "nothing to break"
     assert any(not e <= accepted for e, accepted in found(bad).values())
 

@@ -103,8 +103,8 @@ def decayed_blocks(
 
     One product computes it if no exponent relative to the middle row is above LIMIT, of either sign, or if LIMIT is None: then
     none can be. Otherwise blocks of SIZE, SIZE / 2, ... 2 rows have one each, for rows of their second halves and columns of
-    their first. Relative to the last row of the first half no exponent is positive there. Conversions come within the branches:
-    a tile that is converted before them takes registers throughout."""
+    their first. Relative to the last row of the first half no exponent is positive there, if sums never rise. Conversions come
+    within the branches: a tile that is converted before them takes registers throughout."""
     later = before - middles
     earlier = middles - sums
     if LIMIT is None:

@@ -12,6 +12,7 @@ it alone. Triton's kernels choose for all blocks of a chunk.
 """
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from ...ir.core import Op, Program
@@ -19,23 +20,25 @@ from ...ir.types import WARPS_OF_GROUP
 from .joint_levels import JointLevels
 
 
-def rows_of_blocks(group: list[Op], p: Program, dtype: str, rows: int, block: int, by_warps: bool) -> int:
-    """The rows of the diagonal blocks of `decayed_blocks`, 0 if not all ops of `group`, of `p`, can have it.
+def own_blocks(group: list[Op], p: Program, dtype: str, limit: float, rows: int, block: int, by_warps: bool
+               ) -> tuple[int, float | None]:
+    """The rows of the diagonal blocks of `decayed_blocks`, and its limit of exponents: inf where gates have a bound that keeps
+    them below it. (0, None) if not all ops of `group`, of `p`, can have it.
 
-    rows: those of the device, 0 for none. block: the rows of blocks that one product computes, as gates have a bound. by_warps:
-    whether each warp of a group computes one block. Then x is a loaded tile in 16 bits, and there are no sums before each token.
-    Otherwise products are in bfloat16: float16 has no room for scaled operands, and float32 is rare."""
-    if not by_warps:
-        return rows if block <= rows < p.sizes["C"] and dtype == "bfloat16" and group[0].kind == "decayed_matmul" else 0
+    limit: for the dtype of products. rows: those of the device, 0 for none. block: the rows of blocks that one product computes,
+    as gates have a bound. by_warps: whether each warp of a group computes one block."""
+    derivatives = all(o.kind == "decayed_matmul" for o in group)
+    if by_warps:
+        fits = block <= rows and rows * WARPS_OF_GROUP == p.sizes["C"] and dtype != "float32" and _loaded(group, p)
+        return (rows, limit) if derivatives and fits else (0, None)
+    fits = block <= rows < p.sizes["C"] and dtype == "bfloat16"  # scaled operands are too large for float16
+    return (rows, inf if block == rows else limit) if derivatives and fits else (0, None)
+
+
+def _loaded(group: list[Op], p: Program) -> bool:
+    """Whether x of each op is a loaded tile in 16 bits, and there are no sums before each token, as warps need it."""
     defs = {o.out: o for o in p.walk.body if isinstance(o, Op)}
-
-    def fitting(o: Op) -> bool:
-        """Whether a warp can compute a diagonal block of `o`."""
-        x = defs[o.args[1]]
-        return o.kind == "decayed_matmul" and not o.args[3:] and x.kind == "load" and not p.tensor(x.attr("tensor")).wide
-
-    fits = block <= rows and rows * WARPS_OF_GROUP == p.sizes["C"] and dtype != "float32"
-    return rows if fits and all(map(fitting, group)) else 0
+    return all(not o.args[3:] and (x := defs[o.args[1]]).kind == "load" and not p.tensor(x.attr("tensor")).wide for o in group)
 
 
 def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int, limit: float | None = None) -> None:

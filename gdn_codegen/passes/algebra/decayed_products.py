@@ -26,7 +26,6 @@ FLA and FlashKDA divide a chunk into blocks of 16 rows instead. FLA computes tho
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 from ...ir.core import Op, Program
@@ -34,7 +33,7 @@ from ...ir.ranges import ANY, steps
 from ..common import walk_body, with_walk_body
 from ..stage import takes
 from ..uses import needed_before, readers
-from .decayed_matmuls import decayed_matmuls, rows_of_blocks
+from .decayed_matmuls import decayed_matmuls, own_blocks
 from .joint_levels import LEAST, JointLevels, partners
 
 #: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
@@ -47,7 +46,7 @@ DECAYED = ("decayed_product", "decayed_matmul")
 def decayed_products(p: Program, dtype: str, groups: bool, rows: int = 0) -> Program:
     """`p` without `decayed_product` and `decayed_matmul`. Products that decay by the same sums are computed together, level by
     level: one level's operands and products are live at a time. dtype: of operands of products. groups: whether the device has
-    warp groups, whose threads wait for products, so that one may serve two (`joint_levels`). rows: as for `rows_of_blocks`."""
+    warp groups, whose threads wait for products, so that one may serve two (`joint_levels`). rows: as for `own_blocks`."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     if not any(o.kind in DECAYED for o in ops):
         return p
@@ -62,14 +61,14 @@ def decayed_products(p: Program, dtype: str, groups: bool, rows: int = 0) -> Pro
                     done |= {b.copy(x) for x in needed}
             group = [x for x in alike if set(x.args) <= set(b.types)]
             block = block_rows(group, p, p.sizes["C"], LIMITS[dtype])
-            own = rows_of_blocks(group, p, dtype, rows, block, groups)
-            limit, block = LIMITS[dtype] if groups or block < own else inf, max(block, own)  # inf: gates have a bound
+            own, limit = own_blocks(group, p, dtype, LIMITS[dtype], rows, block, groups)
+            block = max(block, own)
             sizes = [1 << n for n in reversed(range(p.sizes["C"].bit_length() - 1)) if 1 << n >= block]
             levels = JointLevels(b, partners(group, ops, stored) if groups and len(sizes) >= LEAST else [], sizes)
             if o.kind == "decayed_product":
                 _levels(group, levels, p.sizes["C"], block, strict)
             else:
-                decayed_matmuls(group, levels, p.sizes["C"], block, limit if own else None)
+                decayed_matmuls(group, levels, p.sizes["C"], block, limit)
             done |= {x.out for x in group}
         elif o.out not in done or not o.out:
             b.copy(o)

@@ -2,7 +2,7 @@
 
 A role is a property of the graph, so a schedule of roles serves any page. An output or a state of the page has only the role
 `output` or `state`. Other roles are given to values on which an output or a state depends:
-- gate: an input of one number per token. gate_sum: a running sum that depends on no state. system: x of an inverse (I + x)^-1.
+- gate: an input of one number per token, as the page reads it. system: the x of an inverse (I + x)^-1.
 - inverse: an inverse as products read it. The schedule's form may have scaled it or removed its diagonal.
 - weight, offset: products of an inverse that do not depend on a state, but whose readers do. A weight multiplies a state.
 - solution: the sum of products of an inverse, where it depends on a state. right_side: what an inverse multiplies there.
@@ -17,9 +17,9 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - keyless: a value of `core` without the dim K that depends on no running sum of what depends on a state.
 - early: what a kernel before a walk can compute. That is a value of `core` that depends on no state, and a tile or vector of
   tokens that depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
-- sum: a sum over rows or columns of a tile that depends on a state. converted: an input behind the boundary after its form.
+- sum: a sum over rows or columns of a tile that depends on a state. gate_sum: a running sum that depends on none.
 - stateless, stateless_keyed: outputs that depend on no state, all and those with the dim K. tile: one of several numbers a token.
-- core: what the page gives before the derivatives of forms: of an input with a form the cotangent of its converted value.
+- converted: an input after its form. core: what the page gives; of an input with a form the cotangent of the converted value.
 """
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ...ir.core import Kernel, Op, Program
 from ..common import Rule, rebuild_kernels
 from ..stage import takes
 
-#: Ops that read middle rows: which operand has the sums, and how often its blocks have the size of half a block.
+#: Ops that read middle rows: which operand has the sums, and by what `size` is divided to give half of a block.
 BLOCKS_OF = {"to_middle": (0, 1), "from_middle": (0, 1), "decayed_blocks": (2, 2)}
 
 

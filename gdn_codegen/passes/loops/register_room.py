@@ -22,9 +22,9 @@ from .few_live import few_live, late, most_live
 OF_A_WARP = 255 * 32 * 4
 #: Warps of an instance for which a schedule gives no number.
 WARPS = 4
-#: The part of the room that tiles may take in a kernel with branches, which `decayed_blocks` has. With more, loads come late:
-#: what is loaded before a branch stays in registers throughout it. On an H200 one kernel of KDA's gradient took 1797 us instead
-#: of 2066 so, with tiles of 0.72 of the room, and another 1205 instead of 1148, with 0.56.
+#: The part of the room that tiles may take in a kernel with branches, those of `decayed_blocks`. With more, loads come late:
+#: what is loaded before a branch stays in registers throughout it. Between two kernels of KDA's gradient on an H200: one with
+#: tiles of 0.72 of the room took 1797 us instead of 2066 so, and one with 0.56 took 1205 instead of 1148.
 BESIDE_BRANCHES = 2 / 3
 
 
