@@ -158,6 +158,7 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 
 #: Walks for the states before chunks on Hopper's warp groups.
 _STATES = (("fused_walk", IN_PARTS), *STATE_WALKS)
+#: The same, and last one in parts that serves pages with a gate for each channel.
 _OF_CHANNELS = (*_STATES, ("operand_walk", {"v_block": 64, **IN_PARTS}))
 #: What the walk back with all outputs may read beside states, the most first.
 OF_ONE_WALK: tuple[Solved, ...] = ("inverses", "solutions", "")

@@ -162,8 +162,8 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
 
 
 def _said(e: BaseException) -> str:
-    """What is wrong. In a function that a kernel calls it is the message of the first cause, whose last line that is may be a
-    mark below a line of the text."""
+    """What is wrong, from the first cause of an exception: for a function that a kernel calls, Triton's own exception only shows
+    the call. Its last line is taken, but for a mark (^) below a line of the text."""
     while e.__cause__ is not None:
         e = e.__cause__
     lines = [x.strip() for x in str(e).splitlines()]

@@ -20,7 +20,7 @@ from ...ir.types import WARPS_OF_GROUP
 from .joint_levels import JointLevels
 
 
-def own_blocks(group: list[Op], p: Program, dtype: str, limit: float, rows: int, block: int, by_warps: bool
+def blocks_by_op(group: list[Op], p: Program, dtype: str, limit: float, rows: int, block: int, by_warps: bool
                ) -> tuple[int, float | None]:
     """The rows of the diagonal blocks of `decayed_blocks`, and its limit of exponents: inf where gates have a bound that keeps
     them below it. (0, None) if not all ops of `group`, of `p`, can have it.

@@ -33,7 +33,7 @@ from ...ir.ranges import ANY, steps
 from ..common import walk_body, with_walk_body
 from ..stage import takes
 from ..uses import needed_before, readers
-from .decayed_matmuls import decayed_matmuls, own_blocks
+from .decayed_matmuls import blocks_by_op, decayed_matmuls
 from .joint_levels import LEAST, JointLevels, partners
 
 #: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
@@ -46,7 +46,7 @@ DECAYED = ("decayed_product", "decayed_matmul")
 def decayed_products(p: Program, dtype: str, groups: bool, rows: int = 0) -> Program:
     """`p` without `decayed_product` and `decayed_matmul`. Products that decay by the same sums are computed together, level by
     level: one level's operands and products are live at a time. dtype: of operands of products. groups: whether the device has
-    warp groups, whose threads wait for products, so that one may serve two (`joint_levels`). rows: as for `own_blocks`."""
+    warp groups, whose threads wait for products, so that one may serve two (`joint_levels`). rows: as for `blocks_by_op`."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     if not any(o.kind in DECAYED for o in ops):
         return p
@@ -61,8 +61,8 @@ def decayed_products(p: Program, dtype: str, groups: bool, rows: int = 0) -> Pro
                     done |= {b.copy(x) for x in needed}
             group = [x for x in alike if set(x.args) <= set(b.types)]
             block = block_rows(group, p, p.sizes["C"], LIMITS[dtype])
-            own, limit = own_blocks(group, p, dtype, LIMITS[dtype], rows, block, groups)
-            block = max(block, own)
+            by_op, limit = blocks_by_op(group, p, dtype, LIMITS[dtype], rows, block, groups)
+            block = max(block, by_op)
             sizes = [1 << n for n in reversed(range(p.sizes["C"].bit_length() - 1)) if 1 << n >= block]
             levels = JointLevels(b, partners(group, ops, stored) if groups and len(sizes) >= LEAST else [], sizes)
             if o.kind == "decayed_product":

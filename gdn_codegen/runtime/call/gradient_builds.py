@@ -70,8 +70,8 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
                ) -> Iterator[Builds]:
     """Builds of a gradient, the best first. b: with target, page, dtype, K, V and contract. device, arch: type and architecture
     of the device. most: tokens of the largest chunk. in_parts: whether sequences may be split, by lengths of the whole batch.
-    saved: whether the call has the states before chunks. few: whether walks are so few and long that those of pages with a gate
-    for each channel are split, too."""
+    saved: whether the call has the states before chunks. few: whether walks are so few that those of pages with a gate for each
+    channel are split, too."""
     from ...passes.abi.memory import tile_extent  # all passes: a third of a second that a mere import of the ops does not take
     from ...passes.cut.roles import roles
     page = algorithms.find(b.algorithm).trace()
@@ -192,6 +192,7 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
         mine = replace(b, target=target)
         known = measured(mine, on.names, shape_class, most) if in_parts else []
         splits = find_target(target).splits
+        # without numbers of the target: walks, to the nearest power of two, that fill at most half of the GPU
         few = splits.of_channels(shape_class) if splits else 2 << shape_class[1] <= on.units
         for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts, saved, few)):
             against = [unfit(y) or refused(y, device) for y in found.all]
