@@ -16,5 +16,5 @@ SM_90A = Groups(
     part_cost=PartCost(chunk_us=2.6, fold_us=4.0, launch_us=10.0, split_us=5.0, summary_us=10.0, warm_up_chunks=3,
                        longest_warm_up_chunks=2.5, least_part_chunks=3, resident=1, idle_us=4.0, crowded=1.4, start_chunks=1.2),
     splits_warm_up=True, heads=HOPPER.heads, register_file=HOPPER.register_file,
-    rows=64, most=2, threads=1024, starts_early=True, decayed_block_rows=16,
+    rows=64, most=2, threads=1024, starts_early=True, decayed_block_rows=64,
 )

@@ -806,8 +806,9 @@ op("move", "the same value in another memory space. `spread`: a vector with its 
    zero=zeros.same)
 op("signal", "signals `channel`: a buffer is full, or free again", _effect, effect="sync",
    attrs=("channel", "src", "dst", "id", "loop", "why", LATE))
-op("wait", "waits until `channel` was signalled, in this iteration of the loop or `back` iterations before", _effect,
-   effect="sync", attrs=("channel", "src", "dst", "id", "loop", "why", "back"))
+op("wait", "waits until `channel` was signalled, in this iteration of the loop or `back` iterations before, or for asynchronous "
+   "copies, but for the last `pending` ones", _effect,
+   effect="sync", attrs=("channel", "src", "dst", "id", "loop", "why", "back", "pending"))
 op("fence", "makes the agent's earlier writes visible to the units that read shared memory asynchronously",
    _effect, effect="sync", attrs=(LATE,))
 op("warp_barrier", "the threads of a warp that runs the iteration alone wait for each other: each then sees what the others "

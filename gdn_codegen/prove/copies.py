@@ -1,7 +1,7 @@
 """check_copies: proves that kernels with one agent wait for asynchronous copies to shared memory.
 
-The checker runs the ops in order, each loop for two iterations. It keeps the buffers that copies have been filling since the last
-wait for copies. No op may read or fill one of them.
+The checker runs the ops in order, each loop for two iterations. It keeps the buffers that copies may still be filling: all since
+the last wait, and the last ones before it that the wait left under way. No op may read or fill one of them.
 """
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class _Check:
                     self.body(s.body)
                 continue
             if s.kind == "wait" and s.attr("channel") == CHANNEL:
-                self.coming.clear()
+                arrived = len(self.coming) - s.attr("pending", 0)
+                self.coming = dict([*self.coming.items()][max(arrived, 0):])
             if s.out and not s.buffer:  # an expression, which other ops read
                 continue
             for buffer in {s.buffer}.union(*(self.read(a) for a in s.args)):

@@ -7,7 +7,7 @@ import pytest
 from reference import check, problem
 
 from gdn_codegen.ir.core import Batch, Op
-from gdn_codegen.passes.storage import shared_buffers
+from gdn_codegen.passes.storage import place, shared_buffers
 from gdn_codegen.prove.storage import OverwrittenError
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.load import function
@@ -58,8 +58,9 @@ def test_what_is_of_the_key_head_is_loaded_and_multiplied_once():
 
 
 def test_what_runs_side_by_side_overwrites_nothing_that_is_read_there(monkeypatch):
-    """Sums of one head may not take the place of what another warp still sums."""
+    """Sums of one head may not take the place of what another warp still sums. In the page's order they would."""
     monkeypatch.setattr(shared_buffers, "SIDE_BY_SIDE", ())
+    monkeypatch.setattr(place, "late", lambda k, sizes: k)
     lowered.cache_clear()
     with pytest.raises(OverwrittenError, match=r"overwrites .* side by side with it"):
         render(build("walk", 4))

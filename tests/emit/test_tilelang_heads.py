@@ -107,7 +107,7 @@ def test_heads_past_the_last_are_not_stored():
 def test_no_head_past_the_last_is_read():
     """Each load, number of a head and store asks whether there is one."""
     text = render(build(accept=RAW))
-    body = text[text.index("with t.kernel(slots, T.ceildiv(HV"):text.index("return G_beta_kernel")]
+    body = text[text.index("with t.kernel(slots * T.ceildiv(HV"):text.index("return G_beta_kernel")]
     assert body.count("hv + j < HV") == len(re.findall(r"\[[^]]*\bhv\b", body)) == 6
 
 

@@ -81,10 +81,10 @@ def test_the_interpreter_refuses_entries_that_kernels_would_read() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_other_blocks_are_refused() -> None:
-    """Device code has blocks of 16 rows."""
+    """Device code has chunks of 64 rows."""
     p = gradient("gla", "channel_gradient", 64, 0)
     def halved(o: Op) -> list[Op]:
         return [o.with_attrs(size=8) if o.kind == "decayed_blocks" else o]
     wrong = p.map_kernels(lambda k: replace(k, body=map_ops(k.body, halved)))
-    with pytest.raises(EmitError, match=r"has blocks of 8 rows.*accepted: 16 rows"):
+    with pytest.raises(EmitError, match=r"has blocks of 8 rows.*accepted: 64 rows"):
         find("tilelang").emit(wrong, "bthd", 0)

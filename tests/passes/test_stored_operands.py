@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from gdn_codegen.derived_pages import find
+from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last
 from gdn_codegen.ir.core import Kernel, Op, Program
 from gdn_codegen.ir.stored import operands, stored, wide
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.cut.kernels import cut
+from gdn_codegen.passes.storage.live_bytes import two_fit
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call.choose import unfit
 from gdn_codegen.runtime.call.gradient_builds import Builds, _apart, asked_of, candidates
@@ -98,16 +100,16 @@ def test_stored_sums_keep_the_bound_of_their_gates(accept: str, dtype: str, leas
 @pytest.mark.parametrize("page, dtype, limit", [
     ("kimi_delta_attention", "bfloat16", 40.0), ("kimi_delta_attention", "float16", 0.0), ("gla", "bfloat16", 40.0),
     ("gated_delta_rule_2", "bfloat16", 40.0), ("rwkv7", "bfloat16", 40.0), (f"{__file__}:scaled_rows", "bfloat16", None)])
-def test_warps_compute_diagonal_blocks(page: str, dtype: str, limit: float | None) -> None:
-    """Of derivatives by loaded tiles, so that their other products have two levels. Not of computed tiles."""
+def test_warps_compute_decayed_products(page: str, dtype: str, limit: float | None) -> None:
+    """Derivatives by loaded tiles, all levels of them. Not those by computed tiles."""
     kernels = lowered(builds(page, dtype=dtype).gradient).kernels
     blocks = [o for k in kernels for o in k.ops if o.kind == "decayed_blocks"]
-    assert {(o.attr("size"), o.attr("limit")) for o in blocks} == ({(16, limit)} if limit is not None else set())
+    assert {(o.attr("size"), o.attr("limit")) for o in blocks} == ({(64, limit)} if limit is not None else set())
     assert {o.attr("transposed", False) for o in blocks} == ({False, True} if limit is not None else set())
     if page == "kimi_delta_attention":
-        levels = [k for k in kernels if count(k, "pairs")]
-        assert len(levels) == 2 and all(k.blocks_per_sm == 2 for k in levels)
-        assert {o.attr("size") for k in levels for o in k.ops if o.kind == "pairs"} == {32, 16}
+        both = [k for k in kernels if count(k, "decayed_blocks")]
+        assert len(both) == 2 and not any(count(k, "pairs") for k in kernels)
+        assert all(k.threads == 256 and two_fit(k, SM_90A) for k in both)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -39,10 +39,15 @@ class Head(Tiles):
             for name, text, kept in self.place():
                 self.line(f"{name} = T.alloc_var(T.int32, init={text})" if kept else f"{name} = {text}")
 
+    @property
+    def linear(self) -> bool:
+        """Whether blocks have one number, from which they compute their indices."""
+        return self.k.grid != "parts"
+
     def place(self) -> list[tuple[str, str, bool]]:
         """The variables with an instance's place in the grid, as (name, text, whether memory of its own keeps the value, so that
         not every address repeats divisions in 64 bits)."""
-        out = self.indices(self.dims()) if self.k.grid == "sequences" else []
+        out = self.indices(self.dims()) if self.linear else []
         if self.k.by_length:
             out.append(("n", "t.by_length(cu_seqlens, rank, ends - 1)", True))
         if in_pairs(self.k):
@@ -87,13 +92,13 @@ class Head(Tiles):
 
     @property
     def instances(self) -> str:
-        """The number of instances of a kernel over sequences."""
+        """The number of instances of a kernel over sequences or chunks."""
         return " * ".join(f"({n})" if " - " in n else n for _, n in self.dims())
 
     def grid(self) -> None:
         """Print the grid: a block for each instance, or as many as run at a time, whose first instance is their own."""
         dims = self.dims()
-        if self.k.grid == "sequences":
+        if self.linear:
             kernel, index = self.instances, "instance"
             if self.items:
                 kernel, index = f"T.min({AT_A_TIME}, {kernel})", "first_instance"
@@ -109,8 +114,8 @@ class Head(Tiles):
     def indices(self, dims: list[tuple[str, str]], number: str = "instance") -> list[tuple[str, str, bool]]:
         """The indices (name, extent), the slowest first, of the block with this number, as `place` gives them.
 
-        Blocks start in the order of their numbers. So those of the columns and heads of one sequence start side by side: they
-        read neighbouring memory, and rows of a key head that value heads share.
+        Blocks start in the order of their numbers. So those of the columns and heads of one sequence or chunk start side by side:
+        they read neighbouring memory, tiles that blocks of columns share, and rows of a key head that value heads share.
         """
         out = []
         for at in range(len(dims) - 1, 0, -1):

@@ -7,8 +7,9 @@ the operand, rows of second halves scale the product, and no exponent is positiv
 Where gates have a lower bound, one product serves all levels within diagonal blocks, as for `decayed_product`.
 
 Where a device has the op `decayed_blocks`, it computes the innermost levels. It chooses at run time whether one product serves
-them all, because gates seldom forget so much within 8 tokens that it cannot. On Hopper each warp has one block, and chooses for
-it alone. Triton's kernels choose for all blocks of a chunk.
+them all, because gates seldom forget so much within 8 tokens that it cannot. On Hopper each warp has 16 rows, chooses for them
+alone, and adds what the other rows of the chunk give, so that there are no other levels. Triton's kernels choose for all diagonal
+blocks of a chunk.
 """
 from __future__ import annotations
 
@@ -26,13 +27,15 @@ def blocks_by_op(group: list[Op], p: Program, dtype: str, limit: float, rows: in
     them below it. (0, None) if not all ops of `group`, of `p`, can have it.
 
     limit: for the dtype of products. rows: those of the device, 0 for none. block: the rows of blocks that one product computes,
-    as gates have a bound. by_warps: whether each warp of a group computes one block."""
-    derivatives = all(o.kind == "decayed_matmul" for o in group)
+    as gates have a bound. by_warps: whether the warps of a group share the rows, each with a limit of its own."""
+    chunk, at_once = p.sizes["C"], rows // WARPS_OF_GROUP if by_warps else rows
     if by_warps:
-        fits = block <= rows and rows * WARPS_OF_GROUP == p.sizes["C"] and dtype != "float32" and _loaded(group, p)
-        return (rows, limit) if derivatives and fits else (0, None)
-    fits = block <= rows < p.sizes["C"] and dtype == "bfloat16"  # scaled operands are too large for float16
-    return (rows, inf if block == rows else limit) if derivatives and fits else (0, None)
+        fits = rows == chunk > block and dtype != "float32" and _loaded(group, p)
+    else:
+        fits = block <= rows < chunk and dtype == "bfloat16"  # scaled operands are too large for float16
+    if not fits or not all(o.kind == "decayed_matmul" for o in group):
+        return 0, None
+    return rows, inf if block >= at_once else limit
 
 
 def _loaded(group: list[Op], p: Program) -> bool:
@@ -65,9 +68,10 @@ def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int
         else:
             total[o.out] = op(o, "mul", term, b.op("const", value=1.0), name=o.out) if last else term
 
-    if limit is not None:  # first, so that tiles of the levels may overwrite p in memory
-        for o in group:
-            plus(o, op(o, "decayed_blocks", *o.args, size=block, limit=limit, **dict(o.attrs)), False)
+    for o in group if limit is not None else ():  # first, so that tiles of the levels may overwrite p in memory
+        name = "" if levels.halves else o.out
+        term = op(o, "decayed_blocks", *o.args, name=name, size=block, limit=limit, **dict(o.attrs))
+        total[o.out] = term
     for half in levels.halves:
         for o in alone:
             later, earlier = (op(o, "exp", op(o, "to_middle", *s, size=half)) for s in (o.args[2:], o.args[2:3]))

@@ -42,12 +42,20 @@ def _inside(p: Program, k: Kernel, loop: Loop, device: Device) -> Loop:
 
 
 def _marked(p: Program, k: Kernel, body: tuple[Stmt, ...], device: Device) -> tuple[Stmt, ...]:
-    """The body with marks on neighbouring ops that run side by side. Loads of tokens are moved next to each other."""
+    """The body with marks on neighbouring ops that run side by side. Loads of tokens are moved next to each other, but not in a
+    kernel over chunks, whose waits count the copies that come later."""
     out: list[Stmt] = []
+
+    def copied(o: Stmt) -> bool:
+        return isinstance(o, Op) and bool(o.attr("channel")) and p.tensor(o.attr("tensor")).index == "token"
+
     for kind, run in groupby(body, lambda s: s.kind if isinstance(s, Op) else ""):
         ops = list(run)
-        if kind == "load":
-            tokens = [o for o in ops if isinstance(o, Op) and o.attr("channel") and p.tensor(o.attr("tensor")).index == "token"]
+        if kind == "load" and k.grid == "chunks":
+            for of_tokens, some in ((x, list(y)) for x, y in groupby(ops, copied)):
+                out += [_mark(o, len(some)) for o in some if isinstance(o, Op)] if of_tokens else some
+        elif kind == "load":
+            tokens = [o for o in ops if isinstance(o, Op) and copied(o)]
             last = ops.index(tokens[-1]) if tokens else 0
             out += [*(o for o in ops[:last] if o not in tokens), *(_mark(o, len(tokens)) for o in tokens)]
             out += [o for o in ops[last:] if o not in tokens]

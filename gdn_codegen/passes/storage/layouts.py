@@ -20,6 +20,7 @@ from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, walk
 from ...ir.ops import OF_ROWS, OPS, ORDER
 from ...ir.types import BYTES, Dim
 from ...schedule.schedule import ScheduleError
+from ..loops.middle_rows import BLOCKS_OF
 from ..stage import takes
 from .by_rows import ROWS
 from .orders import ordered
@@ -81,7 +82,7 @@ def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
     a row and the middle one of some, and loaded ones of 16 bits beside; none that is read as a whole."""
     if k.agents or k.grid != "chunks":
         return set()
-    middles = {home.get(o.args[0], "") for o in k.ops if o.kind in ("to_middle", "from_middle")}
+    middles = {home.get(o.args[BLOCKS_OF[o.kind][0]], "") for o in k.ops if o.kind in BLOCKS_OF}
     whole = {home.get(a, "") for o in k.ops for a in (o.args[:1] if o.kind == "decayed_blocks" else o.args)
              if o.kind not in ("cumsum", "last", "store") and not (OPS[o.kind].elementwise or OPS[o.kind].view)}
     loaded = {o.buffer for o in k.ops if o.kind == "load"} if middles else set()

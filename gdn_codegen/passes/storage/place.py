@@ -10,8 +10,8 @@ device names for their kind. Where the device allows it (`in_place`), values sha
 
 A kernel over chunks without products gets the order of `by_stores` if fewer fragments are live so. One with products waits for
 its loads, unless another block on the multiprocessor computes meanwhile. Where its tiles leave no room for two blocks, it gets
-another order (`few_live`, or else `late`), if two fit so, with registers for their fragments. Otherwise, and where two fit
-anyway, it gets the order of `late` if fewer fragments are live so. Where its tiles do not fit at all, it gets that
+another order (`few_live`, or else `late`), if two fit so, with registers for their fragments. Otherwise it gets the order of
+`late` if fewer fragments are live so, and where two fit anyway, if no more are. Where its tiles do not fit at all, it gets that
 of `few_live`, computes operands again (`recompute`), or has pieces of the columns of K (`column_pieces`).
 """
 from __future__ import annotations
@@ -36,8 +36,9 @@ from .stored_values import StoredValues, over
 
 #: Bytes of fragments of a block, with which two blocks of 256 threads have enough registers. On an H100 a kernel over chunks at
 #: the end of a gradient of Gated DeltaNet, with 96 registers of fragments for each thread, took 791 us so, and 698 as one block
-#: (1 x 32768, 16 heads). The order of `late` may take as many, and half as many more if the page's order has equally many: with
-#: 176 registers GDN-2's last kernel takes 2121 us as two blocks, 1924 as one (H200, the same shape). KDA's, with 144, has two.
+#: (1 x 32768, 16 heads). The order of `late` may take as many, and half as many more if the page's order has equally many, or
+#: else that of `few_live`: with 176 registers GDN-2's last kernel takes 2121 us as two blocks, 1924 as one (H200, this shape).
+#: KDA's takes 1104 us as two with 136, and 1392 as one with 160 and more threads (8192 tokens, 64 heads).
 FRAGMENTS_OF_TWO = 96 * 256 * BYTES["float32"]
 
 
@@ -56,17 +57,16 @@ def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
     if not any(o.kind == "matmul" for o in k.ops) and not any(isinstance(x, Loop) for x in k.body):
         both = _placed(p, k, device), _attempt(p, by_stores(k), device)
         return min((x for x in both if isinstance(x, Kernel)), key=_fragments)
-    first, calm = _attempt(p, k, device), _attempt(p, late(k, sizes), device, merged=True)
+    first, calm, few = _attempt(p, k, device), *(_attempt(p, f(k, sizes), device, merged=True) for f in (late, few_live))
     if isinstance(first, ScheduleError):
         return _crowded(p, s, k, device, first)
     calmer = calm if isinstance(calm, Kernel) and _fragments(calm) < _fragments(first) else None
-    if two_fit(first, device):
-        return early_loads(calmer, most_of_two(device)) if calmer and two_fit(calmer, device) else first
-    for x, most in ((_attempt(p, few_live(k, sizes), device, merged=True), FRAGMENTS_OF_TWO - 1), (calm, FRAGMENTS_OF_TWO),
-                    (calm, 0 if calmer else min(_fragments(first), 3 * FRAGMENTS_OF_TWO // 2))):
-        if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= most:
+    most = min(_fragments(first), 3 * FRAGMENTS_OF_TWO // 2)
+    tried = ((few, FRAGMENTS_OF_TWO - 1), (calm, FRAGMENTS_OF_TWO), (calm, 0 if calmer else most), (few, most))
+    for x, bound in ((calm, _fragments(first)),) if two_fit(first, device) else tried:
+        if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= bound:
             return early_loads(x, most_of_two(device))
-    return early_loads(calmer, limit) if calmer else first
+    return first if two_fit(first, device) or not calmer else early_loads(calmer, limit)
 
 
 def _crowded(p: Program, s: Schedule, k: Kernel, device: Device, why: ScheduleError) -> Kernel:

@@ -2,19 +2,23 @@
 
 Loads of tiles to shared memory are asynchronous copies. So are loads of vectors of float32; four bytes are the smallest
 asynchronous copy. A tile that a product adds to lies in registers, which no such copy reaches. Copies are marked by the
-attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. It waits for all copies that
-have been started. Kernels that batch heads by threads have no asynchronous copies.
+attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. Copies arrive in the order in
+which they were started. So in a kernel over chunks, which starts most of them at once, a wait leaves later ones under way:
+`pending` of them. Ops of one kind in a row wait together: warps that end one early begin the next. Other kernels wait for all.
+Kernels that batch heads by threads have no asynchronous copies.
 
 Example:
     before:  k = load k; v = load v; A = k @ k.T
-    after:   k = load k (copies); v = load v (copies); wait (copies); A = k @ k.T
+    after:   k = load k (copies); v = load v (copies); wait (copies, pending=1); A = k @ k.T
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 
 from ...devices import Device
-from ...ir.core import Kernel, Loop, Op, Program, Stmt
+from ...ir.core import Attrs, Kernel, Loop, Op, Program, Stmt
 from ..stage import takes
 from ..uses import stored_under
 
@@ -40,39 +44,42 @@ class _Arrive:
         self.reached = {b.name for b in k.buffers if b.space == device.loaded}
         self.under = stored_under(k.body)
         self.agent = device.agents[0]
-        self.coming: set[str] = set()  # buffers that copies are still filling
+        self.all = k.grid != "chunks"  # whether each wait is for all copies
+        self.coming: list[str] = []  # buffers that copies are still filling, the first that was started first
 
     def body(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         """The body with marked loads, and with a wait before the first op that accesses one of their buffers."""
         out: list[Stmt] = []
 
-        def wait() -> None:
-            if self.coming:
-                out.append(Op("wait", "", attrs=(("channel", CHANNEL),), agent=self.agent))
-                self.coming = set()
+        def wait(pending: int) -> None:
+            if len(self.coming) > pending:
+                left: Attrs = (("pending", pending),) if pending else ()
+                out.append(Op("wait", "", attrs=(("channel", CHANNEL), *left), agent=self.agent))
+                self.coming = self.coming[len(self.coming) - pending:]
 
-        for s in body:
+        for at, s in enumerate(body):
             if isinstance(s, Loop):
-                wait()
+                wait(0)
                 s = replace(s, body=self.body(s.body))
-            elif self.coming & self.touched(s):
-                wait()
+            elif not self.touched(s).isdisjoint(self.coming):
+                used = set[str]().union(*map(self.touched, _row(body[at:])))
+                wait(0 if self.all else next(n for n, x in enumerate(reversed(self.coming)) if x in used))
             if isinstance(s, Op) and s.kind == "load" and self.copied(s):
                 s = s.with_attrs(channel=CHANNEL)
-                self.coming.add(s.buffer)
+                self.coming.append(s.buffer)
             out.append(s)
-        wait()
+        wait(0)
         return tuple(out)
 
     def copied(self, o: Op) -> bool:
         """Whether the load is an asynchronous copy to shared memory: of a tile that is given, not padded and not transposed, or
-        of float32 numbers of tokens."""
+        of a vector of float32."""
         if o.attr("one_token") or o.buffer not in self.reached:
             return False
         t = self.tensors[o.attr("tensor")]
         whole = not t.optional and not any(self.p.padded(t))
         if len(t.dims) == 1:
-            return t.index == "token" and t.dtype == "float32"
+            return (t.index == "token" or (t.index == "slot" and whole)) and t.dtype == "float32"
         return len(t.dims) == 2 and t.index in ("token", "slot") and whole and not o.attr("transposed")
 
     def touched(self, o: Op) -> set[str]:
@@ -80,3 +87,9 @@ class _Arrive:
         if o.out and not o.buffer:
             return set()
         return {o.buffer} | {self.home[x] for a in o.args for x in self.under(a) if x in self.home}
+
+
+def _row(body: tuple[Stmt, ...]) -> Iterator[Op]:
+    """The ops at the start of `body` that are of one kind."""
+    return (x for x in takewhile(lambda x: isinstance(x, Op) and isinstance(body[0], Op) and x.kind == body[0].kind, body)
+            if isinstance(x, Op))

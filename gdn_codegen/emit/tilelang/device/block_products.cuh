@@ -1,9 +1,11 @@
-// Products of the 16 x 16 blocks on the diagonal of a tile of 64 x 64, with decays between their rows (the op decayed_blocks).
-// Each warp has the block of its rows, and all columns of its warp group, in the order of sums of wgmma. That order is also the
-// one of sums of mma.m16n8k16 (PTX ISA). `p` is the tile, in 16 bit, swizzled.
-template <bool transposed> static __device__ __forceinline__ void diagonal_block(unsigned *a, const void *p, int lane, int warp) {
-  const unsigned row = warp * 16 + lane % 8 + (transposed ? lane / 16 : lane / 8 % 2) * 8;
-  const unsigned piece = warp * 2 + (transposed ? lane / 8 % 2 : lane / 16);
+// Products of a tile of 64 x 64, lower left, and a tile of values, with decays between their rows (the op decayed_blocks). Each
+// warp has 16 rows of the result, and all columns of its warp group, in the order of sums of wgmma. That order is also the one of
+// sums of mma.m16n8k16 (PTX ISA). `p` is the square tile, in 16 bit, swizzled.
+
+// The first operand of mma.m16n8k16: the block of `p` in the rows of block `r` and the columns of block `c`, or it transposed.
+template <bool transposed> static __device__ __forceinline__ void square_block(unsigned *a, const void *p, int lane, int r, int c) {
+  const unsigned row = r * 16 + lane % 8 + (transposed ? lane / 16 : lane / 8 % 2) * 8;
+  const unsigned piece = c * 2 + (transposed ? lane / 8 % 2 : lane / 16);
   const unsigned from = static_cast<unsigned>(__cvta_generic_to_shared(p)) + row * 128 + (piece ^ row % 8) * 16;
   if constexpr (transposed)
     asm volatile("ldmatrix.sync.aligned.x4.trans.m8n8.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -33,10 +35,9 @@ template <bool bf16> static __device__ __forceinline__ unsigned second_operand(f
   return columns;
 }
 
-// d = a x, where a lane has x[0], x[1] of one row and x[2], x[3] of the row 8 below. In two parts: a pair of tokens adds to the
-// gradient of a gate at one of them and takes away at the other. Rounded once, the two terms would not cancel.
-template <bool bf16> static __device__ __forceinline__ void block_product(float *d, const unsigned *a, float *x) {
-  d[0] = d[1] = d[2] = d[3] = 0;
+// Adds a x to d, where a lane has x[0], x[1] of one row and x[2], x[3] of the row 8 below. In two parts: a pair of tokens adds to
+// the gradient of a gate at one of them and takes away at the other. Rounded once, the two terms would not cancel.
+template <bool bf16> static __device__ __forceinline__ void add_product(float *d, const unsigned *a, float *x) {
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     const unsigned b0 = second_operand<bf16>(x[0], x[1]), b1 = second_operand<bf16>(x[2], x[3]);
@@ -44,94 +45,126 @@ template <bool bf16> static __device__ __forceinline__ void block_product(float 
   }
 }
 
-// What a lane has of 8 columns: rows lane / 4 and lane / 4 + 8 of its warp, two neighbouring columns each. Rows of the tile of
+// What a lane has of 8 columns of a block: rows lane / 4 and lane / 4 + 8, two neighbouring columns each. Rows of the tile of
 // values and of the sums G have x_row and g_row elements. Values in rows of a multiple of 64 elements are swizzled.
 template <bool bf16, int x_row, int g_row> struct DecayedRows {
   const unsigned short *values;
   const float *sums;
-  int row, column;
+  int column;
 
   __device__ __forceinline__ int place(int r, int c) const {
     return x_row % 64 ? r * x_row + c : c / 64 * 4096 + r * 64 + (c % 64 / 8 ^ r % 8) * 8 + c % 8;
   }
-  // The values of both rows, times e.
-  __device__ __forceinline__ void scaled(float *x, const float *e, int n) const {
+  // The values of row r and of the row 8 below, times e.
+  __device__ __forceinline__ void scaled(float *x, const float *e, int r, int n) const {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float2 y = two_elements<bf16>(*reinterpret_cast<const unsigned *>(values + place(row + i * 4, column + n * 8)));
+      const float2 y = two_elements<bf16>(*reinterpret_cast<const unsigned *>(values + place(r + i * 4, column + n * 8)));
       x[i] = y.x * e[i], x[i + 1] = y.y * e[i + 1];
     }
   }
   __device__ __forceinline__ float2 sum(int r, int n) const {
     return *reinterpret_cast<const float2 *>(sums + r * g_row + column + n * 8);
   }
+  // exp of the differences between the sums of row r, and of the row 8 below, and those of row `from`, times sign.
+  __device__ __forceinline__ void decays(float *e, int r, int from, int n, float sign) const {
+    const float2 u = sum(r, n), v = sum(r + 8, n), w = sum(from, n);
+    e[0] = __expf((u.x - w.x) * sign), e[1] = __expf((u.y - w.y) * sign);
+    e[2] = __expf((v.x - w.x) * sign), e[3] = __expf((v.y - w.y) * sign);
+  }
 };
 
-// exp of differences of sums, of two rows each: x - from, times sign.
-static __device__ __forceinline__ void decays(float *e, float2 x, float2 from, float sign) {
-  e[0] = __expf((x.x - from.x) * sign), e[1] = __expf((x.y - from.y) * sign);
+// Adds what rows of earlier blocks give, or of later ones if transposed, relative to row `from`. No exponent is positive if no
+// gate is and `from` is in the warp's block, or next to it.
+template <bool bf16, bool transposed, int columns, typename Rows>
+static __device__ __forceinline__ void add_other_blocks(float *out, const void *p, const Rows &rows, int from, int lane, int warp) {
+#pragma unroll 1
+  for (int other = transposed ? warp + 1 : 0; other < (transposed ? 4 : warp); ++other) {
+    unsigned a[4];
+    square_block<transposed>(a, p, lane, transposed ? other : warp, transposed ? warp : other);
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n) {
+      float e[4], x[4];
+      rows.decays(e, other * 16 + lane / 4, from, n, transposed ? 1.f : -1.f);
+      rows.scaled(x, e, other * 16 + lane / 4, n);
+      add_product<bf16>(out + n * 4, a, x);
+    }
+  }
 }
 
-// All pairs of rows of a block at once, relative to its middle row.
+// All pairs of rows at once, relative to the middle row of the warp's block.
 template <bool bf16, bool transposed, int columns, typename Rows>
-static __device__ __forceinline__ void decayed_at_once(float *out, const unsigned *a, const Rows &rows, int first) {
+static __device__ __forceinline__ void decayed_at_once(float *out, const unsigned *a, const void *p, const Rows &rows, int lane,
+                                                       int warp) {
+  const int row = warp * 16 + lane / 4, middle = warp * 16 + 7;
+  add_other_blocks<bf16, transposed, columns>(out, p, rows, middle, lane, warp);
 #pragma unroll
   for (int n = 0; n < columns / 8; ++n, out += 4) {
-    const float2 u = rows.sum(rows.row, n), v = rows.sum(rows.row + 8, n), middle = rows.sum(first + 7, n);
     float of[4], by[4], x[4];  // the decays of operands, and those of results
-    decays(of, u, middle, transposed ? 1.f : -1.f), decays(of + 2, v, middle, transposed ? 1.f : -1.f);
-    decays(by, u, middle, transposed ? -1.f : 1.f), decays(by + 2, v, middle, transposed ? -1.f : 1.f);
-    rows.scaled(x, of, n);
-    block_product<bf16>(out, a, x);
+    rows.decays(of, row, middle, n, transposed ? 1.f : -1.f), rows.decays(by, row, middle, n, transposed ? -1.f : 1.f);
+    rows.scaled(x, of, row, n);
+    add_product<bf16>(out, a, x);
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[i] *= by[i];
   }
 }
 
-// Level by level, as decayed_products does it for larger blocks, so that no exponent is positive if no gate is.
-template <bool bf16, int columns, typename Rows>
-static __device__ __forceinline__ void decayed_by_levels(float *out, const unsigned *a, const Rows &rows, int first, int lane) {
+// Within the warp's block level by level, as decayed_products does it for larger blocks, so that no exponent is positive if no
+// gate is. The other rows relative to the row before the block, or to its last one if transposed.
+template <bool bf16, bool transposed, int columns, typename Rows>
+static __device__ __forceinline__ void decayed_by_levels(float *out, const unsigned *a, const void *p, const Rows &rows, int lane,
+                                                         int warp) {
+  const int first = warp * 16, row = first + lane / 4, from = transposed ? first + 15 : warp ? first - 1 : 0;
+  add_other_blocks<bf16, transposed, columns>(out, p, rows, from, lane, warp);
 #pragma unroll
-  for (int i = 0; i < columns / 2; ++i) out[i] = 0;
+  for (int n = 0; n < columns / 8; ++n) {
+    float e[4];
+    rows.decays(e, row, from, n, transposed ? -1.f : 1.f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[n * 4 + i] *= e[i];
+  }
 #pragma unroll 1
   for (int size = 8; size; size /= 2) {
     const int r = lane / 4, c = lane % 4 * 2;  // in a quarter of 8 x 8. `p` has one triangle, and nothing on its diagonal
     const bool on = size < 8 && r / (2 * size) == c / (2 * size) && (size == 1 || r / size != c / size);
     const unsigned level[4] = {on ? a[0] : 0, size < 8 ? 0 : a[1], size < 8 ? 0 : a[2], on ? a[3] : 0};
-    const int middle = first + (size < 8 ? r / (2 * size) * 2 * size + size - 1 : 7);
+    const int middle = first + (size < 8 ? r / (2 * size) * 2 * size + size - 1 : 7), middle_8 = middle + (size < 8 ? 8 : 0);
     // the signs of exponents in row r and in row r + 8: of second halves, and of first ones
     const float sign = size < 8 && r / size % 2 ? 1.f : -1.f, sign_8 = size == 8 || r / size % 2 ? 1.f : -1.f;
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
-      float e[4], d[4], x[4];
-      decays(e, rows.sum(rows.row, n), rows.sum(middle, n), sign);
-      decays(e + 2, rows.sum(rows.row + 8, n), rows.sum(middle + (size < 8 ? 8 : 0), n), sign_8);
-      rows.scaled(x, e, n);
-      block_product<bf16>(d, level, x);
+      const float2 u = rows.sum(row, n), v = rows.sum(row + 8, n), m = rows.sum(middle, n), m_8 = rows.sum(middle_8, n);
+      float d[4] = {}, x[4], e[4] = {__expf((u.x - m.x) * sign), __expf((u.y - m.y) * sign),
+                                     __expf((v.x - m_8.x) * sign_8), __expf((v.y - m_8.y) * sign_8)};
+      rows.scaled(x, e, row, n);
+      add_product<bf16>(d, level, x);
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[n * 4 + i] += d[i] * e[i];
     }
   }
 }
 
-// registers: the result, `columns` of each warp group. limit: of exponents of either sign.
-template <bool bf16, bool transposed, int x_row, int g_row, int columns>
+// registers: the result, `columns` of each warp group. limit: of exponents of either sign. bounded: none is larger.
+template <bool bf16, bool transposed, bool bounded, int x_row, int g_row, int columns>
 static __device__ __forceinline__ void decayed_blocks(void *registers, const void *p, const void *x, const void *g, float limit,
                                                       int thread) {
   static_assert(columns % 8 == 0 && x_row % 2 == 0 && g_row % 2 == 0, "no such tile");
-  const int lane = thread % 32, warp = thread / 32 % 4, first = warp * 16;
+  const int lane = thread % 32, warp = thread / 32 % 4;
   const DecayedRows<bf16, x_row, g_row> rows = {static_cast<const unsigned short *>(x), static_cast<const float *>(g),
-                                                first + lane / 4, thread / 128 * columns + lane % 4 * 2};
+                                                thread / 128 * columns + lane % 4 * 2};
   unsigned a[4];
-  diagonal_block<transposed>(a, p, lane, warp);
+  square_block<transposed>(a, p, lane, warp, warp);
+  float *out = static_cast<float *>(registers);
+#pragma unroll
+  for (int i = 0; i < columns / 2; ++i) out[i] = 0;
   bool small = true;
 #pragma unroll
-  for (int n = 0; n < columns / 8; ++n) {
-    const float2 u = rows.sum(rows.row, n), v = rows.sum(rows.row + 8, n), middle = rows.sum(first + 7, n);
+  for (int n = 0; n < (bounded ? 0 : columns / 8); ++n) {
+    const int row = warp * 16 + lane / 4;
+    const float2 u = rows.sum(row, n), v = rows.sum(row + 8, n), middle = rows.sum(warp * 16 + 7, n);
     small = small && fabsf(u.x - middle.x) <= limit && fabsf(u.y - middle.y) <= limit && fabsf(v.x - middle.x) <= limit
             && fabsf(v.y - middle.y) <= limit;
   }
-  float *out = static_cast<float *>(registers);
-  if (__all_sync(~0u, small)) decayed_at_once<bf16, transposed, columns>(out, a, rows, first);
-  else decayed_by_levels<bf16, columns>(out, a, rows, first, lane);
+  if (bounded || __all_sync(~0u, small)) decayed_at_once<bf16, transposed, columns>(out, a, p, rows, lane, warp);
+  else decayed_by_levels<bf16, transposed, columns>(out, a, p, rows, lane, warp);
 }

@@ -1,4 +1,4 @@
-"""Products of diagonal blocks, and exponentials of differences between their rows, each by one warp."""
+"""Products with exponentials of differences between rows, 16 rows by each warp."""
 import tilelang
 import tilelang.language as T
 
@@ -13,14 +13,14 @@ def sums_of_groups(x, groups):
 
 
 @T.macro
-def decayed_blocks_cuda(p, x, g, out, limit, transposed=False):
-    """Row i of `out`, a fragment: the sum over j < i, in the same block of 16 rows, of p[i, j] x[j] exp(g[i] - g[j]).
-    transposed: row j is the sum over i > j of p[i, j] x[i] exp(g[i] - g[j]). limit: of exponents of either sign. p [64, 64] and
-    x [64, k] in 16 bits and g [64, k] in float32 lie in shared memory. The threads are whole warp groups."""
+def decayed_blocks_cuda(p, x, g, out, limit=0.0, transposed=False, bounded=False):
+    """Row i of `out`, a fragment: the sum over j < i of p[i, j] x[j] exp(g[i] - g[j]). transposed: row j is the sum over i > j of
+    p[i, j] x[i] exp(g[i] - g[j]). limit: of exponents of either sign, relative to the middle row of 16. bounded: none is larger.
+    p [64, 64] and x [64, k] in 16 bits and g [64, k] in float32 lie in shared memory. The threads are whole warp groups."""
     T.import_source(HELPERS)
     groups = T.get_thread_extent() // 128
     T.annotate_layout({out: sums_of_groups(out, groups)})
-    options = [p.dtype == "bfloat16", transposed, x.shape[1], g.shape[1], out.shape[1] // groups]
+    options = [p.dtype == "bfloat16", transposed, bounded, x.shape[1], g.shape[1], out.shape[1] // groups]
     name = f"decayed_blocks<{', '.join(str(n).lower() for n in options)}>"
     T.call_extern("handle", name, out.access_ptr("w"), *(y.access_ptr("r") for y in (p, x, g)), T.float32(limit),
                   T.get_thread_binding())

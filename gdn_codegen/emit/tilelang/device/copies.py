@@ -15,14 +15,23 @@ def copy_cpu(src, dst):
 
 
 @T.macro
-def wait_copies_cuda():
-    """All threads wait for all asynchronous copies."""
-    T.ptx_wait_group(0)
+def wait_copies_cuda(pending=0):
+    """All threads wait for all asynchronous copies, but for so many that were started last."""
+    T.ptx_wait_group(pending)
     T.sync_threads()
 
 
-def wait_copies_cpu():
+def wait_copies_cpu(pending=0):
     """Nothing: copies are complete where they stand."""
+
+
+def no_copy_cuda():
+    """In the place of a copy: what `wait_copies` counts as one that is complete."""
+    return T.ptx_commit_group()
+
+
+def no_copy_cpu():
+    """Nothing."""
 
 
 def parallel_cpu(*extents):
