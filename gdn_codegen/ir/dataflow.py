@@ -26,7 +26,7 @@ def exponents(ops: Sequence[Op]) -> set[str]:
     for o in reversed(ops):
         if o.kind == "exp" or (o.out in out and o.kind != "matmul"):
             out |= set(o.args)
-        elif o.kind in ("decayed_product", "decayed_matmul", "decayed_blocks"):
+        elif o.kind in ("decayed_product", "decayed_matmul", "decayed_blocks", "decayed_pairs"):
             out |= set(o.args[2:])
     return out
 

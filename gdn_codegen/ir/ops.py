@@ -266,6 +266,16 @@ def _decayed_product(attrs: Attrs, *args: Tile) -> Tile:
     return Tile((a.dims[0], a.dims[0]), a.dtype)
 
 
+def _decayed_pairs_type(attrs: Attrs, *args: Tile) -> Tile:
+    """Two tiles [m, k] of one dtype, and sums of log decays [m, k] -> [m, m], of the sums' dtype."""
+    _need(len(args) in (3, 4),
+          lambda: f"decayed_pairs takes two tiles, sums, and perhaps sums before each token; got {len(args)} operands")
+    a, b, x, *before = args
+    _need(a == b and a.rank == 2 and x.dims == a.dims and all(y == x for y in before),
+          lambda: f"decayed_pairs takes two tiles of one dtype, and sums; got {', '.join(map(str, args))}")
+    return Tile((a.dims[0], a.dims[0]), x.dtype)
+
+
 def _decayed_matmul_type(attrs: Attrs, *args: Tile) -> Tile:
     """A square tile [m, m], a tile [m, k], and sums of log decays [m, k] of the tile's type -> [m, k]."""
     _need(len(args) in (3, 4),
@@ -715,6 +725,10 @@ op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] 
    "`decayed_products` replaces it", _decayed_product, _decayed,
    zero=zeros.decayed_product, text=texts.call("_decayed_product"), sums=lambda attrs: ((0, 1), (1, 1)),
    vjp=vjps.decayed_product)
+op("decayed_pairs", "as decayed_product, below the diagonal; other entries are 0. a and b may have another dtype than the sums. "
+   "Exponents are relative to a middle row where that makes none larger than `limit`, of either sign", _decayed_pairs_type,
+   lambda attrs, a, b, x, *before: _decayed(attrs, a.to(x.dtype), b.to(x.dtype), x, *before).tril(-1), attrs=("limit",),
+   zero=zeros.decayed_product, text=texts.call("decayed_pairs"), sums=lambda attrs: ((0, 1), (1, 1)))
 op("decayed_matmul", "row i is the sum over j < i of p[i, j] b[j, c] exp(x[i, c] - x[j, c]), for each channel c. x: running "
    "sums of log decays. With sums y before each token as fourth operand exp(y[i, c] - x[j, c]). `transposed`: row j is the sum "
    "over i > j of p[i, j] b[i, c] exp(x[i, c] - x[j, c]). p is zero on and above its diagonal. The pass `decayed_products` "

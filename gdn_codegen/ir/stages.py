@@ -43,7 +43,7 @@ LEGAL = {
     "traced..assigned placed..checked": """
         neg sigmoid lower strictly_lower resume Tensor.cleared to_middle from_middle halves eye pairs column_sum diagonal
         delay advance latest delay.given load.delay
-        diagonal_blocks row_max decayed_blocks""",
+        diagonal_blocks row_max decayed_blocks decayed_pairs""",
     "cut..checked": "Kernel.blocked_dim Kernel.dims Kernel.comments grid chunks",
     "cut..assigned placed..checked": """
         load.one_token store.one_token

@@ -439,9 +439,9 @@ fragment_cuda = T.alloc_fragment
 
 
 @T.macro
-def wait_copies_cuda():
-    """All threads wait for all asynchronous copies."""
-    T.ptx_wait_group(0)
+def wait_copies_cuda(pending=0):
+    """All threads wait for all asynchronous copies, but for so many that were started last."""
+    T.ptx_wait_group(pending)
     T.sync_threads()
 
 
@@ -654,7 +654,9 @@ def G_beta_F_chunk_least_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, T.ceildiv(HV, 16), threads=256) as (slot, block):
+        with t.kernel(slots * T.ceildiv(HV, 16), threads=256) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, T.ceildiv(HV, 16)))
+            block = T.alloc_var(T.int32, init=instance - slot * T.ceildiv(HV, 16))
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]

@@ -531,7 +531,9 @@ def G_beta_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, T.ceildiv(HV, 16), threads=256) as (slot, block):
+        with t.kernel(slots * T.ceildiv(HV, 16), threads=256) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, T.ceildiv(HV, 16)))
+            block = T.alloc_var(T.int32, init=instance - slot * T.ceildiv(HV, 16))
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]

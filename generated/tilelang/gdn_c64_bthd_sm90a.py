@@ -376,10 +376,15 @@ fragment_cuda = T.alloc_fragment
 
 
 @T.macro
-def wait_copies_cuda():
-    """All threads wait for all asynchronous copies."""
-    T.ptx_wait_group(0)
+def wait_copies_cuda(pending=0):
+    """All threads wait for all asynchronous copies, but for so many that were started last."""
+    T.ptx_wait_group(pending)
     T.sync_threads()
+
+
+def no_copy_cuda():
+    """In the place of a copy: what `wait_copies` counts as one that is complete."""
+    return T.ptx_commit_group()
 
 
 @T.macro
@@ -515,10 +520,11 @@ DEVICE_FUNCTIONS = {
         as_sums=as_sums_cuda, below_diagonal=below_diagonal_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda,
         cumsum=cumsum_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
         fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
-        parallel=parallel_cuda, shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda,
-        start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda, store_tile=store_tile_cuda,
-        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
-        whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
+        no_copy=no_copy_cuda, parallel=parallel_cuda, shared=shared_cuda, staged=staged_cuda,
+        start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda,
+        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda,
+        zero_tail=zero_tail_cuda),
 }
 
 
@@ -537,17 +543,19 @@ def G_Tinv_below_beta_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, HV, threads=128) as (slot, hv):
+        with t.kernel(slots * HV, threads=128) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, HV))
+            hv = T.alloc_var(T.int32, init=instance - slot * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
-            k = t.shared((C, K), T.float16)
-            g = t.shared((C,), T.float32)
             beta = t.shared((C,), T.float32)
+            g = t.shared((C,), T.float32)
             G = t.shared((C,), T.float32)
+            k = t.shared((C, K), T.float16)
             k_kT = t.fragment((C, C), T.float32)
             A_unmasked_f16 = t.fragment((C, C), T.float16)
             Tinv_below_f16 = t.staged((C, C), T.float16)
@@ -557,23 +565,28 @@ def G_Tinv_below_beta_kernel(t):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 if rows >= C:
-                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                    t.start_copy(g_in[b, row:row + C, hv], g)
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
+                    t.start_copy(g_in[b, row:row + C, hv], g)
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
                 else:
-                    for i, j in t.parallel(C, K):
-                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                    for i in t.parallel(C):
-                        g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
-                t.wait_copies()
+                    for i in t.parallel(C):
+                        g[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                    for i, j in t.parallel(C, K):
+                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                t.wait_copies(2)
                 for i in t.parallel(C):
                     beta_ws[slot, hv, i] = beta[i]
+                t.wait_copies(1)
                 # G = cumsum(g)
                 t.cumsum(g, G, least=-105.0)
                 for i in t.parallel(C):
                     G_ws[slot, hv, i] = G[i]
+                t.wait_copies()
                 # A = (k @ k.T) * (D * beta[None, :])
                 t.gemm(k, k, k_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):

@@ -322,14 +322,23 @@ def copy_cpu(src, dst):
 
 
 @T.macro
-def wait_copies_cuda():
-    """All threads wait for all asynchronous copies."""
-    T.ptx_wait_group(0)
+def wait_copies_cuda(pending=0):
+    """All threads wait for all asynchronous copies, but for so many that were started last."""
+    T.ptx_wait_group(pending)
     T.sync_threads()
 
 
-def wait_copies_cpu():
+def wait_copies_cpu(pending=0):
     """Nothing: copies are complete where they stand."""
+
+
+def no_copy_cuda():
+    """In the place of a copy: what `wait_copies` counts as one that is complete."""
+    return T.ptx_commit_group()
+
+
+def no_copy_cpu():
+    """Nothing."""
 
 
 def parallel_cpu(*extents):
@@ -521,13 +530,14 @@ DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
         blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, expect_swizzled=expect_swizzled_cuda,
         find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda,
-        parallel=parallel_cuda, row_cumsum=row_cumsum_cuda, shared=shared_cuda, staged=staged_cuda,
-        start_copy=start_copy_cuda, wait_copies=wait_copies_cuda, whole_inverses=whole_inverses_cuda),
+        no_copy=no_copy_cuda, parallel=parallel_cuda, row_cumsum=row_cumsum_cuda, shared=shared_cuda,
+        staged=staged_cuda, start_copy=start_copy_cuda, wait_copies=wait_copies_cuda,
+        whole_inverses=whole_inverses_cuda),
     "cpu": SimpleNamespace(
         blocks_at_least=blocks_at_least_cpu, copy=copy_cpu, expect_swizzled=expect_swizzled_cpu,
-        find_sequence=find_sequence_cpu, fragment=fragment_cpu, gemm=gemm_cpu, kernel=kernel_cpu, parallel=parallel_cpu,
-        row_cumsum=row_cumsum_cpu, shared=shared_cpu, staged=staged_cpu, start_copy=start_copy_cpu,
-        wait_copies=wait_copies_cpu, whole_inverses=whole_inverses_cpu),
+        find_sequence=find_sequence_cpu, fragment=fragment_cpu, gemm=gemm_cpu, kernel=kernel_cpu, no_copy=no_copy_cpu,
+        parallel=parallel_cpu, row_cumsum=row_cumsum_cpu, shared=shared_cpu, staged=staged_cpu,
+        start_copy=start_copy_cpu, wait_copies=wait_copies_cpu, whole_inverses=whole_inverses_cpu),
 }
 
 
@@ -542,7 +552,9 @@ def G_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, T.ceildiv(HV, 16), threads=256) as (slot, block):
+        with t.kernel(slots * T.ceildiv(HV, 16), threads=256) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, T.ceildiv(HV, 16)))
+            block = T.alloc_var(T.int32, init=instance - slot * T.ceildiv(HV, 16))
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
@@ -578,23 +590,23 @@ def A_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, HV, threads=128) as (slot, hv):
+        with t.kernel(slots * HV, threads=128) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, HV))
+            hv = T.alloc_var(T.int32, init=instance - slot * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
-            G = t.shared((C,), T.float32)
             k = t.shared((C, K), T.float16)
-            beta = t.shared((C,), T.float32)
             k_kT = t.fragment((C, C), T.float32)
+            beta = t.shared((C,), T.float32)
+            G = t.shared((C,), T.float32)
             t.blocks_at_least(8)
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
-                for i in t.parallel(C):
-                    G[i] = G_ws[slot, hv, i]
                 if rows >= C:
                     t.start_copy(k_in[b, row:row + C, h, 0:K], k)
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
@@ -603,9 +615,13 @@ def A_kernel(t):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
-                t.wait_copies()
+                    t.no_copy()
+                    t.no_copy()
+                t.start_copy(G_ws[slot, hv, 0:C], G)
+                t.wait_copies(2)
                 # A = beta[:, None] * (k @ k.T) * D
                 t.gemm(k, k, k_kT, transpose_B=True)
+                t.wait_copies()
                 for i, j in t.parallel(C, C):
                     A_ws[slot, hv, i, j] = beta[i] * k_kT[i, j] * T.exp(
                         T.if_then_else(i > j, G[i] - G[j], -T.infinity(T.float32)),
@@ -624,7 +640,9 @@ def Tinv_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, HV, threads=128) as (slot, hv):
+        with t.kernel(slots * HV, threads=128) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, HV))
+            hv = T.alloc_var(T.int32, init=instance - slot * HV)
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
@@ -661,58 +679,66 @@ def U_weight_U_offset_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, HV, threads=128) as (slot, hv):
+        with t.kernel(slots * HV, threads=128) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, HV))
+            hv = T.alloc_var(T.int32, init=instance - slot * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
-            G = t.shared((C,), T.float32)
-            Tinv = t.shared((C, C), T.float16)
-            k_then_beta_exp_G_k = t.shared((C, K), T.float16)
-            v_then_beta_v = t.shared((C, V), T.float16)
             beta = t.shared((C,), T.float32)
-            exp_G = t.shared((C,), T.float32)
+            tile_C_V = t.shared((C, V), T.float16)
             beta_v_f16 = t.fragment((C, V), T.float16)
+            Tinv = t.shared((C, C), T.float16)
             U_offset = t.fragment((C, V), T.float32)
+            G = t.shared((C,), T.float32)
+            exp_G = t.shared((C,), T.float32)
             beta_exp_G_k_f16 = t.fragment((C, K), T.float16)
             U_weight = t.fragment((C, K), T.float32)
             U_weight_f16 = t.fragment((C, K), T.float16)
             U_weight_f16_out = t.staged((C, K), T.float16)
+            k = t.shared((C, K), T.float16)
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
-                for i in t.parallel(C):
-                    G[i] = G_ws[slot, hv, i]
-                t.start_copy(Tinv_ws[slot, hv, 0:C, 0:C], Tinv)
                 if rows >= C:
-                    t.start_copy(k_in[b, row:row + C, h, 0:K], k_then_beta_exp_G_k)
-                    t.start_copy(v_in[b, row:row + C, hv, 0:V], v_then_beta_v)
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
+                    t.start_copy(v_in[b, row:row + C, hv, 0:V], tile_C_V)
                 else:
-                    for i, j in t.parallel(C, K):
-                        k_then_beta_exp_G_k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                    for i, j in t.parallel(C, V):
-                        v_then_beta_v[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
                     for i in t.parallel(C):
                         beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                    for i, j in t.parallel(C, V):
+                        tile_C_V[i, j] = T.if_then_else(i < rows, v_in[b, row + i, hv, j], 0)
+                    t.no_copy()
+                    t.no_copy()
+                t.start_copy(Tinv_ws[slot, hv, 0:C, 0:C], Tinv)
+                t.start_copy(G_ws[slot, hv, 0:C], G)
+                if rows >= C:
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
+                else:
+                    for i, j in t.parallel(C, K):
+                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                    t.no_copy()
+                t.wait_copies(3)
+                # U_offset = Tinv @ (beta[:, None] * v)
+                for i, j in t.parallel(C, V):
+                    beta_v_f16[i, j] = beta[i] * T.cast(tile_C_V[i, j], T.float32)
+                t.copy(beta_v_f16, tile_C_V)
+                t.wait_copies(2)
+                t.gemm(Tinv, tile_C_V, U_offset)
+                for i, j in t.parallel(C, V):
+                    U_offset_ws[slot, hv, i, j] = U_offset[i, j]
+                t.wait_copies(1)
                 # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
                 for i in t.parallel(C):
                     exp_G[i] = T.exp(G[i])
                 t.wait_copies()
-                # U_offset = Tinv @ (beta[:, None] * v)
-                for i, j in t.parallel(C, V):
-                    beta_v_f16[i, j] = beta[i] * T.cast(v_then_beta_v[i, j], T.float32)
-                t.copy(beta_v_f16, v_then_beta_v)
-                t.gemm(Tinv, v_then_beta_v, U_offset)
-                for i, j in t.parallel(C, V):
-                    U_offset_ws[slot, hv, i, j] = U_offset[i, j]
-                # U_weight = Tinv @ (beta[:, None] * (exp(G)[:, None] * k))
                 for i, j in t.parallel(C, K):
-                    beta_exp_G_k_f16[i, j] = beta[i] * (exp_G[i] * T.cast(k_then_beta_exp_G_k[i, j], T.float32))
-                t.copy(beta_exp_G_k_f16, k_then_beta_exp_G_k)
-                t.gemm(Tinv, k_then_beta_exp_G_k, U_weight)
+                    beta_exp_G_k_f16[i, j] = beta[i] * (exp_G[i] * T.cast(k[i, j], T.float32))
+                t.copy(beta_exp_G_k_f16, tile_C_V)
+                t.gemm(Tinv, tile_C_V, U_weight)
                 t.copy(U_weight, U_weight_f16)
                 t.copy(U_weight_f16, U_weight_f16_out)
                 for i, j in t.parallel(C, K):
@@ -767,8 +793,7 @@ def S_U_kernel(t):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 slot = start // C + n + chunk
-                for i in t.parallel(C):
-                    G[i] = G_ws[slot, hv, i]
+                t.start_copy(G_ws[slot, hv, 0:C], G)
                 t.start_copy(U_offset_ws[slot, hv, 0:C, 0:V], U_offset)
                 t.start_copy(U_weight_ws[slot, hv, 0:C, 0:K], tile_C_K)
                 t.copy(S, S_f16)
@@ -822,26 +847,28 @@ def o_kernel(t):
         clear_o: T.int32,
         scale: T.float32,
     ):
-        with t.kernel(slots, HV, threads=128) as (slot, hv):
+        with t.kernel(slots * HV, threads=128) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, HV))
+            hv = T.alloc_var(T.int32, init=instance - slot * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
-            G = t.shared((C,), T.float32)
-            S = t.shared((K, V), T.float16)
-            U = t.shared((C, V), T.float16)
             q = t.shared((C, K), T.float16)
-            k = t.shared((C, K), T.float16)
-            exp_G = t.shared((C,), T.float32)
+            S = t.shared((K, V), T.float16)
             q_S = t.fragment((C, V), T.float32)
+            k = t.shared((C, K), T.float16)
             q_kT = t.fragment((C, C), T.float32)
+            G = t.shared((C,), T.float32)
             q_kT_D_f16 = t.fragment((C, C), T.float16)
             q_kT_D_f16_shared = t.shared((C, C), T.float16)
+            exp_G = t.shared((C,), T.float32)
             o_sum = t.fragment((C, V), T.float32)
             o_f16 = t.fragment((C, V), T.float16)
             o_f16_out = t.staged((C, V), T.float16)
+            U = t.shared((C, V), T.float16)
             if clear_o != 0:
                 row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
                 clear_begin = T.alloc_var(T.int32, init=T.max(chunk * C, length))
@@ -855,28 +882,34 @@ def o_kernel(t):
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
-                for i in t.parallel(C):
-                    G[i] = G_ws[slot, hv, i]
-                t.start_copy(S_ws[slot, hv, 0:K, 0:V], S)
-                t.start_copy(U_ws[slot, hv, 0:C, 0:V], U)
                 if rows >= C:
                     t.start_copy(q_in[b, row:row + C, h, 0:K], q)
-                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
                 else:
                     for i, j in t.parallel(C, K):
                         q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                    t.no_copy()
+                t.start_copy(S_ws[slot, hv, 0:K, 0:V], S)
+                if rows >= C:
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
+                else:
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                    t.no_copy()
+                t.start_copy(G_ws[slot, hv, 0:C], G)
+                t.start_copy(U_ws[slot, hv, 0:C, 0:V], U)
+                t.wait_copies(2)
+                # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
+                t.gemm(q, S, q_S)
+                t.gemm(q, k, q_kT, transpose_B=True)
+                t.wait_copies(1)
+                for i, j in t.parallel(C, C):
+                    q_kT_D_f16[i, j] = q_kT[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
+                t.copy(q_kT_D_f16, q_kT_D_f16_shared)
                 # exp_G = exp(G)
                 for i in t.parallel(C):
                     exp_G[i] = T.exp(G[i])
                 t.wait_copies()
                 # o = scale * (exp(G)[:, None] * (q @ S) + ((q @ k.T) * D) @ U)
-                t.gemm(q, S, q_S)
-                t.gemm(q, k, q_kT, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    q_kT_D_f16[i, j] = q_kT[i, j] * T.exp(T.if_then_else(i >= j, G[i] - G[j], -T.infinity(T.float32)))
-                t.copy(q_kT_D_f16, q_kT_D_f16_shared)
                 for i, j in t.parallel(C, V):
                     o_sum[i, j] = exp_G[i] * q_S[i, j]
                 t.gemm(q_kT_D_f16_shared, U, o_sum, clear_accum=False)

@@ -463,10 +463,15 @@ fragment_cuda = T.alloc_fragment
 
 
 @T.macro
-def wait_copies_cuda():
-    """All threads wait for all asynchronous copies."""
-    T.ptx_wait_group(0)
+def wait_copies_cuda(pending=0):
+    """All threads wait for all asynchronous copies, but for so many that were started last."""
+    T.ptx_wait_group(pending)
     T.sync_threads()
+
+
+def no_copy_cuda():
+    """In the place of a copy: what `wait_copies` counts as one that is complete."""
+    return T.ptx_commit_group()
 
 
 @T.macro
@@ -614,9 +619,9 @@ DEVICE_FUNCTIONS = {
         as_sums=as_sums_cuda, below_diagonal=below_diagonal_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda,
         cumsums=cumsums_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
         fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
-        parallel=parallel_cuda, part_chunks=part_chunks_cuda, shared=shared_cuda, staged=staged_cuda,
-        start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda,
-        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        no_copy=no_copy_cuda, parallel=parallel_cuda, part_chunks=part_chunks_cuda, shared=shared_cuda,
+        staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
+        store_tail=store_tail_cuda, store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
         wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length_cuda,
         whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
 }
@@ -638,7 +643,9 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, T.truncdiv(HV, 4), threads=128) as (slot, group):
+        with t.kernel(slots * T.truncdiv(HV, 4), threads=128) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, T.truncdiv(HV, 4)))
+            group = T.alloc_var(T.int32, init=instance - slot * T.truncdiv(HV, 4))
             hv = group * 4
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
@@ -646,19 +653,19 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
-            k = t.shared((C, K), T.float16)
-            g_then_valid_F = t.shared((C,), T.float32)
-            g_h1_then_valid_F_h1 = t.shared((C,), T.float32)
-            g_h2_then_valid_F_h2 = t.shared((C,), T.float32)
-            g_h3_then_valid_F_h3 = t.shared((C,), T.float32)
             vector_C_1 = t.shared((C,), T.float32)
             vector_C_2 = t.shared((C,), T.float32)
             vector_C_3 = t.shared((C,), T.float32)
             vector_C_4 = t.shared((C,), T.float32)
-            G_then_diagonal_k_kT = t.shared((C,), T.float32)
-            G_h1_then_F_difference = t.shared((C,), T.float32)
+            g_then_valid_F = t.shared((C,), T.float32)
+            vector_C_5 = t.shared((C,), T.float32)
+            vector_C_6 = t.shared((C,), T.float32)
+            vector_C_7 = t.shared((C,), T.float32)
+            g_h2 = t.shared((C,), T.float32)
             G_h2 = t.shared((C,), T.float32)
+            g_h3 = t.shared((C,), T.float32)
             G_h3 = t.shared((C,), T.float32)
+            k = t.shared((C, K), T.float16)
             k_kT = t.fragment((C, C), T.float32)
             A_unmasked_f16 = t.fragment((C, C), T.float16)
             Tinv_below_f16 = t.staged((C, C), T.float16)
@@ -678,26 +685,16 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 if rows >= C:
-                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                    t.start_copy(g_in[b, row:row + C, hv], g_then_valid_F)
-                    t.start_copy(g_in[b, row:row + C, hv + 1], g_h1_then_valid_F_h1)
-                    t.start_copy(g_in[b, row:row + C, hv + 2], g_h2_then_valid_F_h2)
-                    t.start_copy(g_in[b, row:row + C, hv + 3], g_h3_then_valid_F_h3)
                     t.start_copy(beta_in[b, row:row + C, hv], vector_C_1)
                     t.start_copy(beta_in[b, row:row + C, hv + 1], vector_C_2)
                     t.start_copy(beta_in[b, row:row + C, hv + 2], vector_C_3)
                     t.start_copy(beta_in[b, row:row + C, hv + 3], vector_C_4)
+                    t.start_copy(g_in[b, row:row + C, hv], g_then_valid_F)
+                    t.start_copy(g_in[b, row:row + C, hv + 1], vector_C_6)
+                    t.start_copy(g_in[b, row:row + C, hv + 2], g_h2)
+                    t.start_copy(g_in[b, row:row + C, hv + 3], g_h3)
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
                 else:
-                    for i, j in t.parallel(C, K):
-                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                    for i in t.parallel(C):
-                        g_then_valid_F[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
-                    for i in t.parallel(C):
-                        g_h1_then_valid_F_h1[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 1], 0)
-                    for i in t.parallel(C):
-                        g_h2_then_valid_F_h2[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 2], 0)
-                    for i in t.parallel(C):
-                        g_h3_then_valid_F_h3[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 3], 0)
                     for i in t.parallel(C):
                         vector_C_1[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                     for i in t.parallel(C):
@@ -706,7 +703,26 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                         vector_C_3[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 2], 0)
                     for i in t.parallel(C):
                         vector_C_4[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 3], 0)
-                t.wait_copies()
+                    for i in t.parallel(C):
+                        g_then_valid_F[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                    for i in t.parallel(C):
+                        vector_C_6[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 1], 0)
+                    for i in t.parallel(C):
+                        g_h2[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 2], 0)
+                    for i in t.parallel(C):
+                        g_h3[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 3], 0)
+                    for i, j in t.parallel(C, K):
+                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                t.wait_copies(5)
                 for i in t.parallel(C):
                     beta_ws[slot, hv, i] = vector_C_1[i]
                 for i in t.parallel(C):
@@ -715,32 +731,26 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                     beta_ws[slot, hv + 2, i] = vector_C_3[i]
                 for i in t.parallel(C):
                     beta_ws[slot, hv + 3, i] = vector_C_4[i]
+                t.wait_copies(1)
                 # G = cumsum(g)
-                t.cumsums(
-                    (g_then_valid_F, g_h1_then_valid_F_h1, g_h2_then_valid_F_h2, g_h3_then_valid_F_h3),
-                    (G_then_diagonal_k_kT, G_h1_then_F_difference, G_h2, G_h3),
-                    least=-105.0,
-                )
+                t.cumsums((g_then_valid_F, vector_C_6, g_h2, g_h3), (vector_C_5, vector_C_7, G_h2, G_h3), least=-105.0)
                 for i in t.parallel(C):
-                    G_ws[slot, hv, i] = G_then_diagonal_k_kT[i]
+                    G_ws[slot, hv, i] = vector_C_5[i]
                 for i in t.parallel(C):
-                    G_ws[slot, hv + 1, i] = G_h1_then_F_difference[i]
+                    G_ws[slot, hv + 1, i] = vector_C_7[i]
                 for i in t.parallel(C):
                     G_ws[slot, hv + 2, i] = G_h2[i]
                 for i in t.parallel(C):
                     G_ws[slot, hv + 3, i] = G_h3[i]
+                t.wait_copies()
                 # k_kT = k @ k.T
                 t.gemm(k, k, k_kT, transpose_B=True)
                 # A = k_kT * (D * beta[None, :])
                 for i, j in t.parallel(C, C):
-                    A_unmasked_f16[i, j] = k_kT[i, j] * (
-                        T.exp(G_then_diagonal_k_kT[i] - G_then_diagonal_k_kT[j]) * vector_C_1[j]
-                    )
+                    A_unmasked_f16[i, j] = k_kT[i, j] * (T.exp(vector_C_5[i] - vector_C_5[j]) * vector_C_1[j])
                 t.copy(A_unmasked_f16, Tinv_below_f16)
                 for i, j in t.parallel(C, C):
-                    A_unmasked_f16_h1[i, j] = k_kT[i, j] * (
-                        T.exp(G_h1_then_F_difference[i] - G_h1_then_F_difference[j]) * vector_C_2[j]
-                    )
+                    A_unmasked_f16_h1[i, j] = k_kT[i, j] * (T.exp(vector_C_7[i] - vector_C_7[j]) * vector_C_2[j])
                 t.copy(A_unmasked_f16_h1, Tinv_below_f16_h1)
                 for i, j in t.parallel(C, C):
                     A_unmasked_f16_h2[i, j] = k_kT[i, j] * (T.exp(G_h2[i] - G_h2[j]) * vector_C_3[j])
@@ -769,26 +779,26 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i, j in t.parallel(C, C):
                     if i == j:
-                        G_then_diagonal_k_kT[i] = k_kT[i, j]
+                        vector_C_5[i] = k_kT[i, j]
                 for i in t.parallel(C):
-                    G_h1_then_F_difference[i] = 1.0 - vector_C_1[i] * G_then_diagonal_k_kT[i]
+                    vector_C_7[i] = 1.0 - vector_C_1[i] * vector_C_5[i]
                 # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
                     vector_C_1[i] = g_then_valid_F[i] + T.log(
                         T.if_then_else(
-                            T.max(G_h1_then_F_difference[i], -G_h1_then_F_difference[i]) < 1.0,
+                            T.max(vector_C_7[i], -vector_C_7[i]) < 1.0,
                             1.0,
-                            T.max(G_h1_then_F_difference[i], -G_h1_then_F_difference[i]),
+                            T.max(vector_C_7[i], -vector_C_7[i]),
                         ),
                     )
                 for i in t.parallel(C):
                     g_then_valid_F[i] = T.if_then_else(i < rows, vector_C_1[i], 0.0)
                 # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i in t.parallel(C):
-                    vector_C_1[i] = 1.0 - vector_C_2[i] * G_then_diagonal_k_kT[i]
+                    vector_C_1[i] = 1.0 - vector_C_2[i] * vector_C_5[i]
                 # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
-                    vector_C_2[i] = g_h1_then_valid_F_h1[i] + T.log(
+                    vector_C_2[i] = vector_C_6[i] + T.log(
                         T.if_then_else(
                             T.max(vector_C_1[i], -vector_C_1[i]) < 1.0,
                             1.0,
@@ -796,46 +806,46 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                         ),
                     )
                 for i in t.parallel(C):
-                    g_h1_then_valid_F_h1[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                    vector_C_1[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
                 # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i in t.parallel(C):
-                    vector_C_1[i] = 1.0 - vector_C_3[i] * G_then_diagonal_k_kT[i]
+                    vector_C_2[i] = 1.0 - vector_C_3[i] * vector_C_5[i]
                 # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
-                    vector_C_2[i] = g_h2_then_valid_F_h2[i] + T.log(
+                    vector_C_3[i] = g_h2[i] + T.log(
                         T.if_then_else(
-                            T.max(vector_C_1[i], -vector_C_1[i]) < 1.0,
+                            T.max(vector_C_2[i], -vector_C_2[i]) < 1.0,
                             1.0,
-                            T.max(vector_C_1[i], -vector_C_1[i]),
+                            T.max(vector_C_2[i], -vector_C_2[i]),
                         ),
                     )
                 for i in t.parallel(C):
-                    g_h2_then_valid_F_h2[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                    vector_C_2[i] = T.if_then_else(i < rows, vector_C_3[i], 0.0)
                 # F_difference = 1.0 - beta * diagonal(k_kT)
                 for i in t.parallel(C):
-                    vector_C_1[i] = 1.0 - vector_C_4[i] * G_then_diagonal_k_kT[i]
+                    vector_C_3[i] = 1.0 - vector_C_4[i] * vector_C_5[i]
                 # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))
                 for i in t.parallel(C):
-                    vector_C_2[i] = g_h3_then_valid_F_h3[i] + T.log(
+                    vector_C_4[i] = g_h3[i] + T.log(
                         T.if_then_else(
-                            T.max(vector_C_1[i], -vector_C_1[i]) < 1.0,
+                            T.max(vector_C_3[i], -vector_C_3[i]) < 1.0,
                             1.0,
-                            T.max(vector_C_1[i], -vector_C_1[i]),
+                            T.max(vector_C_3[i], -vector_C_3[i]),
                         ),
                     )
                 for i in t.parallel(C):
-                    g_h3_then_valid_F_h3[i] = T.if_then_else(i < rows, vector_C_2[i], 0.0)
+                    vector_C_3[i] = T.if_then_else(i < rows, vector_C_4[i], 0.0)
                 t.cumsums(
-                    (g_then_valid_F, g_h1_then_valid_F_h1, g_h2_then_valid_F_h2, g_h3_then_valid_F_h3),
-                    (vector_C_1, vector_C_2, vector_C_3, vector_C_4),
+                    (g_then_valid_F, vector_C_1, vector_C_2, vector_C_3),
+                    (vector_C_4, vector_C_5, vector_C_6, vector_C_7),
                 )
-                F_chunk = vector_C_1[C - 1]
+                F_chunk = vector_C_4[C - 1]
                 F_chunk_ws[slot, hv] = F_chunk
-                F_chunk_h1 = vector_C_2[C - 1]
+                F_chunk_h1 = vector_C_5[C - 1]
                 F_chunk_ws[slot, hv + 1] = F_chunk_h1
-                F_chunk_h2 = vector_C_3[C - 1]
+                F_chunk_h2 = vector_C_6[C - 1]
                 F_chunk_ws[slot, hv + 2] = F_chunk_h2
-                F_chunk_h3 = vector_C_4[C - 1]
+                F_chunk_h3 = vector_C_7[C - 1]
                 F_chunk_ws[slot, hv + 3] = F_chunk_h3
 
     return G_Tinv_below_beta_F_chunk_kernel

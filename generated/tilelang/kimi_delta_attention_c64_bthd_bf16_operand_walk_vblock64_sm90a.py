@@ -287,6 +287,169 @@ template <bool bf16, bool scaled, bool strict> static __device__ void unit_lower
   if (warp >= 0 && warp < (c ? 4 : b ? 2 : 1))
     unit_lower_inverse<bf16, scaled, strict>(warp & 2 ? warp & 1 ? d : c : warp & 1 ? b : a, warp & 2 ? warp & 1 ? v : u : warp & 1 ? t : s);
 }
+// c += a b, with operands of mma.m16n8k16 (PTX ISA) in 16 bit.
+template <bool bf16> static __device__ __forceinline__ void warp_mma(float *c, const unsigned *a, unsigned b0, unsigned b1) {
+  if constexpr (bf16)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// What products with decays between rows read of tiles of 64 rows, for operands of mma.m16n8k16 (PTX ISA).
+
+// Two elements of 16 bit as float32.
+template <bool bf16> static __device__ __forceinline__ float2 two_elements(unsigned x) {
+  if constexpr (bf16) return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+  float2 y;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(y.x), "=f"(y.y) : "r"(x));
+  return y;
+}
+
+// Two numbers, rounded to 16 bit, the first one in the lower half.
+template <bool bf16> static __device__ __forceinline__ unsigned two_rounded(float x, float y) {
+  unsigned z;
+  if constexpr (bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(y), "f"(x));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(y), "f"(x));
+  return z;
+}
+
+// What a lane has of 8 columns of a block: rows lane / 4 and lane / 4 + 8, two neighbouring columns each. Rows of the tile of
+// values and of the sums G have x_row and g_row elements. Values in rows of a multiple of 64 elements are swizzled.
+template <bool bf16, int x_row, int g_row> struct DecayedRows {
+  const unsigned short *values;
+  const float *sums, *others;  // those of rows, and of rows that they are compared with
+  int column;
+
+  __device__ __forceinline__ int place(int r, int c) const {
+    return x_row % 64 ? r * x_row + c : c / 64 * 4096 + r * 64 + (c % 64 / 8 ^ r % 8) * 8 + c % 8;
+  }
+  // The values of row r and of the row 8 below, times e.
+  __device__ __forceinline__ void scaled(float *x, const float *e, int r, int n) const {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const float2 y = two_elements<bf16>(*reinterpret_cast<const unsigned *>(values + place(r + i * 4, column + n * 8)));
+      x[i] = y.x * e[i], x[i + 1] = y.y * e[i + 1];
+    }
+  }
+  __device__ __forceinline__ float2 sum(int r, int n) const {
+    return *reinterpret_cast<const float2 *>(sums + r * g_row + column + n * 8);
+  }
+  __device__ __forceinline__ float2 other(int r, int n) const {
+    return *reinterpret_cast<const float2 *>(others + r * g_row + column + n * 8);
+  }
+  // exp of the differences between the sums of row r and those of row `from`, and between the sums of the row 8 below r and those
+  // of row `from_8`, times sign. Returns the largest difference of either sign.
+  __device__ __forceinline__ float decays(float *e, int r, int from, int from_8, int n, float sign) const {
+    const float2 u = sum(r, n), v = sum(r + 8, n), w = other(from, n), w_8 = other(from_8, n);
+    const float d[4] = {u.x - w.x, u.y - w.y, v.x - w_8.x, v.y - w_8.y};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) e[i] = __expf(d[i] * sign);
+    return fmaxf(fmaxf(fabsf(d[0]), fabsf(d[1])), fmaxf(fabsf(d[2]), fabsf(d[3])));
+  }
+};
+// Entries below the diagonal of products over channels of two tiles, with decays between their rows (the op decayed_pairs). Each
+// warp has 16 rows of the result, and the columns of its warp group, in the order of sums of wgmma, as blocks of 16 x 16.
+
+// Adds a b to the warp's blocks `from_block` to `to_block`, for one or two tiles a. Rows of a decay from those in `from` and
+// `from_8`, rows of b to these. Returns the largest exponent of either sign, but for rows of b in other blocks than those of a.
+template <bool bf16, int products, int channels, int blocks, typename Rows, typename Others>
+static __device__ __forceinline__ float add_pairs(float (*out)[blocks * 8], const Rows *of, const Others &by, int row, int from,
+                                                  int from_8, int first_block, int from_block, int to_block, int lane) {
+  float most = 0;
+#pragma unroll(blocks < 4 ? 2 : 1)
+  for (int n = 0; n < channels / 8; n += 2) {
+    unsigned a[products][4], b[4];
+    float e[4], x[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      most = fmaxf(most, of[0].decays(e, row, from, from_8, n + half, 1.f));
+#pragma unroll
+      for (int p = 0; p < products; ++p) {
+        of[p].scaled(x, e, row, n + half);
+        a[p][half * 2] = two_rounded<bf16>(x[0], x[1]), a[p][half * 2 + 1] = two_rounded<bf16>(x[2], x[3]);
+      }
+    }
+#pragma unroll
+    for (int block = 0; block < blocks; ++block) {
+      if (first_block + block < from_block || first_block + block > to_block) continue;
+      const int r = (first_block + block) * 16 + lane / 4;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float exponent = by.decays(e, r, from, from_8, n + half, -1.f);
+        if (first_block + block == row / 16) most = fmaxf(most, exponent);
+        by.scaled(x, e, r, n + half);
+        b[half] = two_rounded<bf16>(x[0], x[1]), b[half + 2] = two_rounded<bf16>(x[2], x[3]);
+      }
+#pragma unroll
+      for (int p = 0; p < products; ++p) {
+        warp_mma<bf16>(out[p] + block * 8, a[p], b[0], b[1]);
+        warp_mma<bf16>(out[p] + block * 8 + 4, a[p], b[2], b[3]);
+      }
+    }
+  }
+  return most;
+}
+
+// Whether entry i of what a lane has of a block on the diagonal is below the diagonal, and in the lower left size x size block of a
+// 2 size x 2 size block, if size is not 0.
+static __device__ __forceinline__ bool in_level(int i, int size, int lane) {
+  const int r = lane / 4 + i / 2 % 2 * 8, c = i / 4 * 8 + lane % 4 * 2 + i % 2;
+  return r > c && (!size || (r / (2 * size) == c / (2 * size) && r / size != c / size));
+}
+
+// registers: the results, `blocks` blocks of each warp group side by side. before: the sums by which rows of a decay, g itself or
+// those before each row. limit: of exponents of either sign. bounded: none is
+// larger. Relative to the middle row of the warp's rows where that makes none larger. Otherwise within a block on the diagonal level
+// by level, as decayed_products does it for larger blocks, and elsewhere relative to the row before the warp's, so that no exponent
+// is positive if no gate is.
+template <bool bf16, int products, bool bounded, int channels, int a_row, int b_row, int g_row, int blocks>
+static __device__ __forceinline__ void decayed_pairs(void *result, void *other_result, const void *a, const void *other_a,
+                                                     const void *b, const void *g, const void *before, float limit,
+                                                     int thread) {
+  static_assert(channels % 16 == 0 && a_row % 2 == 0 && b_row % 2 == 0 && g_row % 2 == 0, "no such tile");
+  using Rows = DecayedRows<bf16, a_row, g_row>;
+  using Others = DecayedRows<bf16, b_row, g_row>;
+  const int lane = thread % 32, warp = thread / 32 % 4, first_block = thread / 128 * blocks, row = warp * 16 + lane / 4;
+  const float *sums = static_cast<const float *>(g), *own = static_cast<const float *>(before);
+  const Rows of[2] = {{static_cast<const unsigned short *>(a), own, sums, lane % 4 * 2},
+                      {static_cast<const unsigned short *>(other_a), own, sums, lane % 4 * 2}};
+  const Others by = {static_cast<const unsigned short *>(b), sums, sums, lane % 4 * 2};
+  float out[products][blocks * 8] = {};
+  float most = 0;
+  if (first_block <= warp) {
+    const int middle = warp * 16 + 7;
+    most = add_pairs<bf16, products, channels, blocks>(out, of, by, row, middle, middle, first_block, 0, warp, lane);
+  }
+  const int block = warp - first_block;  // the one on the diagonal, if it is one of the warp's
+  const bool levels = !bounded && !__all_sync(~0u, most <= limit);
+  if (levels) {
+#pragma unroll
+    for (int p = 0; p < products; ++p)
+#pragma unroll
+      for (int i = 0; i < blocks * 8; ++i) out[p][i] = 0;
+    if (warp) add_pairs<bf16, products, channels, blocks>(out, of, by, row, warp * 16 - 1, warp * 16 - 1, first_block, 0, warp - 1,
+                                                          lane);
+#pragma unroll 1
+    for (int size = 8; size && block < blocks; size /= 2) {
+      const int middle = row / (2 * size) * 2 * size + size - 1;
+      float level[products][blocks * 8] = {};
+      add_pairs<bf16, products, channels, blocks>(level, of, by, row, middle, middle + (size < 8 ? 8 : 0), first_block, warp, warp,
+                                                  lane);
+#pragma unroll
+      for (int p = 0; p < products; ++p)
+#pragma unroll
+        for (int i = 0; i < blocks * 8; ++i)
+          if (i / 8 == block && in_level(i % 8, size, lane)) out[p][i] += level[p][i];
+    }
+  }
+  float *to[2] = {static_cast<float *>(result), static_cast<float *>(other_result)};
+#pragma unroll
+  for (int p = 0; p < products; ++p)
+#pragma unroll
+    for (int i = 0; i < blocks * 8; ++i) to[p][i] = i / 8 == block && !in_level(i % 8, 0, lane) ? 0.f : out[p][i];
+}
 // The last sequence n whose first slot, cu_seqlens[n] / size + n, is not after `slot`. All threads of a warp call it. They test
 // 32 sequences at a time, so that an instance waits for few loads that depend on each other.
 __device__ inline int find_sequence(const int* cu_seqlens, int slot, int sequences, int size) {
@@ -368,6 +531,7 @@ static __device__ __forceinline__ void store_tile(void *tile, const void *regist
 copy_cuda = T.copy
 start_copy_cuda = T.async_copy
 parallel_cuda = T.Parallel
+blocks_at_least_cuda = T.annotate_min_blocks_per_sm
 start_next_kernel_cuda = T.pdl_trigger
 wait_for_earlier_kernels_cuda = T.pdl_sync
 shared_cuda = T.alloc_shared
@@ -375,10 +539,39 @@ fragment_cuda = T.alloc_fragment
 bfloat16_cuda = T.bfloat16
 
 
+def sums_of_groups(x, groups):
+    """The layout of a product of 64 rows, of which each warp group has a part of the columns (PTX ISA, wgmma, fragment D)."""
+    columns = x.shape[1] // groups
+    return tilelang.layout.Fragment(x.shape, lambda i, j: (
+        j // columns * 128 + i // 16 * 32 + i % 8 * 4 + j % 8 // 2, j % columns // 8 * 4 + i % 16 // 8 * 2 + j % 2))
+
+
+def sums_of(sums, before):
+    """The sums before each row, or `sums` if there are none."""
+    return sums if before is None else before
+
+
 @T.macro
-def wait_copies_cuda():
-    """All threads wait for all asynchronous copies."""
-    T.ptx_wait_group(0)
+def decayed_pairs_cuda(tiles, x, g, results, channels, before=None, limit=0.0, bounded=False):
+    """Entries i, j below the diagonal of `results`, fragments: the sum over c of a[i, c] x[j, c] exp(before[i, c] - g[j, c]), for
+    one or two tiles a; other entries are 0. before: None for g. limit: of exponents of either sign, relative to the middle row of
+    16. bounded: none is larger. Tiles [64, channels] in 16 bits and sums in float32 lie in shared memory. The threads are whole
+    warp groups."""
+    T.import_source(HELPERS)
+    groups = T.get_thread_extent() // 128
+    for y in results:
+        T.annotate_layout({y: sums_of_groups(y, groups)})
+    options = [x.dtype == "bfloat16", len(tiles), bounded, channels, tiles[0].shape[1], x.shape[1], g.shape[1], 4 // groups]
+    name = f"decayed_pairs<{', '.join(str(n).lower() for n in options)}>"
+    T.call_extern("handle", name, results[0].access_ptr("w"), results[-1].access_ptr("w"), tiles[0].access_ptr("r"),
+                  tiles[-1].access_ptr("r"), x.access_ptr("r"), g.access_ptr("r"), sums_of(g, before).access_ptr("r"),
+                  T.float32(limit), T.get_thread_binding())
+
+
+@T.macro
+def wait_copies_cuda(pending=0):
+    """All threads wait for all asynchronous copies, but for so many that were started last."""
+    T.ptx_wait_group(pending)
     T.sync_threads()
 
 
@@ -464,6 +657,14 @@ def expect_swizzled_cuda(x):
         T.evaluate(T.call_extern("handle", "expect_element", T.address_of(x[first]), T.address_of(x[place]), offset))
 
 
+def expect_rows_cuda(x):
+    """The kernel compiles only if a tile's rows lie one after another."""
+    T.import_source(HELPERS)
+    rows, columns = (int(n) for n in x.shape)
+    for r, c in [(1 << n, 0) for n in range(rows.bit_length() - 1)] + [(0, 1 << n) for n in range(columns.bit_length() - 1)]:
+        T.evaluate(T.call_extern("handle", "expect_element", T.address_of(x[0, 0]), T.address_of(x[r, c]), r * columns + c))
+
+
 def pointer(x, access):
     """The address of a buffer, or of a slot of one."""
     if not hasattr(x, "region"):
@@ -503,11 +704,12 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        as_sums=as_sums_cuda, bfloat16=bfloat16_cuda, column_cumsum=column_cumsum_cuda, copy=copy_cuda,
-        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
-        kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda, shared=shared_cuda,
-        staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
-        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        as_sums=as_sums_cuda, bfloat16=bfloat16_cuda, blocks_at_least=blocks_at_least_cuda,
+        column_cumsum=column_cumsum_cuda, copy=copy_cuda, decayed_pairs=decayed_pairs_cuda,
+        expect_rows=expect_rows_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
+        fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
+        parallel=parallel_cuda, shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda,
+        start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
         wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda,
         zero_tail=zero_tail_cuda),
 }
@@ -533,44 +735,27 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
     ):
-        with t.kernel(slots, HV, threads=256) as (slot, hv):
+        with t.kernel(slots * HV, threads=256) as instance:
+            slot = T.alloc_var(T.int32, init=T.truncdiv(instance, HV))
+            hv = T.alloc_var(T.int32, init=instance - slot * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             n = t.find_sequence(cu_seqlens, slot, ends - 1, C)
             b = n * batched
             start = cu_seqlens[n]
             length = cu_seqlens[n + 1] - start
             chunk = slot - (start // C + n)
-            q = t.shared((C, K), t.bfloat16)
-            k = t.shared((C, K), t.bfloat16)
+            q = t.staged((C, K), t.bfloat16)
+            k = t.staged((C, K), t.bfloat16)
             G = t.shared((C, K + 8), T.float32)
             beta = t.shared((C,), T.float32)
-            exp_G_to_32 = t.fragment((C, K), T.float32)
-            tile_C_K_1 = t.shared((C, K), t.bfloat16)
-            tile_C_K_2 = t.shared((C, K), t.bfloat16)
-            k_exp_G_to_product = t.fragment((C, C), T.float32)
-            exp_G_to_16 = t.fragment((C, K), T.float32)
-            k_exp_G_to_product_2 = t.fragment((C, C), T.float32)
-            k_exp_G_to_64_sum = t.fragment((C, C), T.float32)
-            exp_G_to_8 = t.fragment((C, K), T.float32)
-            k_exp_G_to_product_3 = t.fragment((C, C), T.float32)
-            k_exp_G_to_16_sum = t.fragment((C, C), T.float32)
-            exp_G_to_4 = t.fragment((C, K), T.float32)
-            k_exp_G_to_product_4 = t.fragment((C, C), T.float32)
-            k_exp_G_to_8_2_sum = t.fragment((C, C), T.float32)
-            exp_G_to_2 = t.fragment((C, K), T.float32)
-            k_exp_G_to_product_5 = t.fragment((C, C), T.float32)
-            k_exp_G_to_4_2_sum = t.fragment((C, C), T.float32)
-            exp_G_to_1 = t.fragment((C, K), T.float32)
-            k_exp_G_to_product_6 = t.fragment((C, C), T.float32)
-            k_exp_G_to_2_2_sum = t.fragment((C, C), T.float32)
-            k_exp_G_to_2_2_sum_bf16 = t.shared((C, C), t.bfloat16)
-            identity_bf16 = t.shared((C, C), t.bfloat16)
-            identity_product = t.fragment((C, C), T.float32)
+            A_decayed_product = t.fragment((C, C), T.float32)
+            G_decayed_pairs = t.fragment((C, C), T.float32)
             q_kT = t.fragment((C, C), T.float32)
             operand_of_o_bf16 = t.fragment((C, C), t.bfloat16)
             operand_of_o_bf16_out = t.staged((C, C), t.bfloat16)
-            beta_scaled_unmasked_bf16 = t.fragment((C, C), t.bfloat16)
+            beta_scaled_bf16 = t.fragment((C, C), t.bfloat16)
             exp_G = t.fragment((C, K), T.float32)
+            k_f32 = t.fragment((C, K), T.float32)
             exp_G_k_bf16 = t.fragment((C, K), t.bfloat16)
             exp_G_k_bf16_out = t.staged((C, K), t.bfloat16)
             Tinv_below_bf16 = t.staged((C, C), t.bfloat16)
@@ -579,6 +764,7 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
             last_G = t.shared((K,), T.float32)
             k_decay_to_end_bf16 = t.fragment((C, K), t.bfloat16)
             k_decay_to_end_bf16_out = t.staged((C, K), t.bfloat16)
+            t.blocks_at_least(2)
             t.start_next_kernel()
             if chunk * C < length:
                 row = start - b * L + chunk * C
@@ -602,173 +788,32 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
                     beta_ws[slot, hv, i] = beta[i]
                 # G = cumsum(g)
                 t.column_cumsum(G, G, K, least=-105.0)
-                # exp_G_to_32 = exp(to_middle(G))
-                for i, j in t.parallel(C, K):
-                    exp_G_to_32[i, j] = T.exp(
-                        (G[i, j] - G[i // 64 * 64 + 31, j]) * T.if_then_else(i // 32 % 2 == 1, 1.0, -1.0),
-                    )
-                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
-                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
-                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
-                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
-                for i, j in t.parallel(C, K):
-                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_32[i, j]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 32 % 2 == 1,
-                        T.cast(q[i, j], T.float32),
-                        T.cast(k[i, j], T.float32),
-                    ) * exp_G_to_32[i, j]
-                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product, transpose_B=True)
-                # exp_G_to_16 = exp(to_middle(G))
-                for i, j in t.parallel(C, K):
-                    exp_G_to_16[i, j] = T.exp(
-                        (G[i, j] - G[i // 32 * 32 + 15, j]) * T.if_then_else(i // 16 % 2 == 1, 1.0, -1.0),
-                    )
-                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
-                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
-                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
-                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
-                for i, j in t.parallel(C, K):
-                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_16[i, j]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 16 % 2 == 1,
-                        T.cast(q[i, j], T.float32),
-                        T.cast(k[i, j], T.float32),
-                    ) * exp_G_to_16[i, j]
-                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_2, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    k_exp_G_to_64_sum[i, j] = T.if_then_else(T.And(i // 64 == j // 64, i // 32 != j // 32), k_exp_G_to_product[i, j], 0.0) + T.if_then_else(
-                        T.And(i // 32 == j // 32, i // 16 != j // 16),
-                        k_exp_G_to_product_2[i, j],
-                        0.0,
-                    )
-                # exp_G_to_8 = exp(to_middle(G))
-                for i, j in t.parallel(C, K):
-                    exp_G_to_8[i, j] = T.exp(
-                        (G[i, j] - G[i // 16 * 16 + 7, j]) * T.if_then_else(i // 8 % 2 == 1, 1.0, -1.0),
-                    )
-                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
-                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
-                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
-                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
-                for i, j in t.parallel(C, K):
-                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_8[i, j]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 8 % 2 == 1,
-                        T.cast(q[i, j], T.float32),
-                        T.cast(k[i, j], T.float32),
-                    ) * exp_G_to_8[i, j]
-                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_3, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    k_exp_G_to_16_sum[i, j] = k_exp_G_to_64_sum[i, j] + T.if_then_else(
-                        T.And(i // 16 == j // 16, i // 8 != j // 8),
-                        k_exp_G_to_product_3[i, j],
-                        0.0,
-                    )
-                # exp_G_to_4 = exp(to_middle(G))
-                for i, j in t.parallel(C, K):
-                    exp_G_to_4[i, j] = T.exp(
-                        (G[i, j] - G[i // 8 * 8 + 3, j]) * T.if_then_else(i // 4 % 2 == 1, 1.0, -1.0),
-                    )
-                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
-                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
-                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
-                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
-                for i, j in t.parallel(C, K):
-                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_4[i, j]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 4 % 2 == 1,
-                        T.cast(q[i, j], T.float32),
-                        T.cast(k[i, j], T.float32),
-                    ) * exp_G_to_4[i, j]
-                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_4, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    k_exp_G_to_8_2_sum[i, j] = k_exp_G_to_16_sum[i, j] + T.if_then_else(
-                        T.And(i // 8 == j // 8, i // 4 != j // 4),
-                        k_exp_G_to_product_4[i, j],
-                        0.0,
-                    )
-                # exp_G_to_2 = exp(to_middle(G))
-                for i, j in t.parallel(C, K):
-                    exp_G_to_2[i, j] = T.exp(
-                        (G[i, j] - G[i // 4 * 4 + 1, j]) * T.if_then_else(i // 2 % 2 == 1, 1.0, -1.0),
-                    )
-                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
-                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
-                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
-                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
-                for i, j in t.parallel(C, K):
-                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_2[i, j]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 2 % 2 == 1,
-                        T.cast(q[i, j], T.float32),
-                        T.cast(k[i, j], T.float32),
-                    ) * exp_G_to_2[i, j]
-                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_5, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    k_exp_G_to_4_2_sum[i, j] = k_exp_G_to_8_2_sum[i, j] + T.if_then_else(
-                        T.And(i // 4 == j // 4, i // 2 != j // 2),
-                        k_exp_G_to_product_5[i, j],
-                        0.0,
-                    )
-                # exp_G_to_1 = exp(to_middle(G))
-                for i, j in t.parallel(C, K):
-                    exp_G_to_1[i, j] = T.exp(
-                        (G[i, j] - G[i // 2 * 2 + 0, j]) * T.if_then_else(i // 1 % 2 == 1, 1.0, -1.0),
-                    )
-                # k_exp_G_to_2_2_sum = pairs((k * exp_G_to_32) @ (halves(k, q) * exp_G_to_32).T) + pairs((k *
-                # exp_G_to_16) @ (halves(k, q) * exp_G_to_16).T) + pairs((k * exp_G_to_8) @ (halves(k, q) *
-                # exp_G_to_8).T) + pairs((k * exp_G_to_4) @ (halves(k, q) * exp_G_to_4).T) + pairs((k * exp_G_to_2) @
-                # (halves(k, q) * exp_G_to_2).T) + pairs((k * exp_G_to_1) @ (halves(k, q) * exp_G_to_1).T)
-                for i, j in t.parallel(C, K):
-                    tile_C_K_1[i, j] = T.cast(k[i, j], T.float32) * exp_G_to_1[i, j]
-                for i, j in t.parallel(C, K):
-                    tile_C_K_2[i, j] = T.if_then_else(
-                        i // 1 % 2 == 1,
-                        T.cast(q[i, j], T.float32),
-                        T.cast(k[i, j], T.float32),
-                    ) * exp_G_to_1[i, j]
-                t.gemm(tile_C_K_1, tile_C_K_2, k_exp_G_to_product_6, transpose_B=True)
-                for i, j in t.parallel(C, C):
-                    k_exp_G_to_2_2_sum[i, j] = k_exp_G_to_4_2_sum[i, j] + T.if_then_else(
-                        T.And(i // 2 == j // 2, i != j),
-                        k_exp_G_to_product_6[i, j],
-                        0.0,
-                    )
-                t.copy(k_exp_G_to_2_2_sum, k_exp_G_to_2_2_sum_bf16)
-                # identity = eye()
-                for i, j in t.parallel(C, C):
-                    identity_bf16[i, j] = T.if_then_else(i == j, 1.0, 0.0)
-                # operand_of_o = strictly_lower(k_exp_G_to_2_2_sum.T @ identity) + (q @ k.T) * identity
-                t.gemm(k_exp_G_to_2_2_sum_bf16, identity_bf16, identity_product, transpose_A=True)
+                # A = strictly_lower(decayed_pairs(k, k, G) * beta[None, :])
+                # operand_of_o = decayed_pairs(q, k, G) + (q @ k.T) * eye()
+                t.expect_swizzled(k)
+                t.expect_swizzled(q)
+                t.expect_rows(G)
+                t.decayed_pairs((k, q), k, G, (A_decayed_product, G_decayed_pairs), K, limit=40.0)
                 t.gemm(q, k, q_kT, transpose_B=True)
                 for i, j in t.parallel(C, C):
-                    operand_of_o_bf16[i, j] = T.if_then_else(
-                        i > j,
-                        identity_product[i, j],
-                        0.0,
-                    ) + q_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
+                    operand_of_o_bf16[i, j] = G_decayed_pairs[i, j] + q_kT[i, j] * T.if_then_else(i == j, 1.0, 0.0)
                 t.copy(operand_of_o_bf16, operand_of_o_bf16_out)
                 for i, j in t.parallel(C, C):
                     operand_of_o_ws[slot, hv, i, j] = operand_of_o_bf16_out[i, j]
-                # A = strictly_lower(strictly_lower(k_exp_G_to_2_2_sum) * beta[None, :])
+                # A = strictly_lower(decayed_pairs(k, k, G) * beta[None, :])
                 for i, j in t.parallel(C, C):
-                    beta_scaled_unmasked_bf16[i, j] = k_exp_G_to_2_2_sum[i, j] * beta[j]
+                    beta_scaled_bf16[i, j] = A_decayed_product[i, j] * beta[j]
                 # exp_G = exp(G)
                 for i, j in t.parallel(C, K):
                     exp_G[i, j] = T.exp(G[i, j])
+                t.copy(k, k_f32)
                 # exp_G_k = k * exp_G
                 for i, j in t.parallel(C, K):
-                    exp_G_k_bf16[i, j] = T.cast(k[i, j], T.float32) * exp_G[i, j]
+                    exp_G_k_bf16[i, j] = k_f32[i, j] * exp_G[i, j]
                 t.copy(exp_G_k_bf16, exp_G_k_bf16_out)
                 for i, j in t.parallel(C, K):
                     exp_G_k_ws[slot, hv, i, j] = exp_G_k_bf16_out[i, j]
-                t.copy(beta_scaled_unmasked_bf16, Tinv_below_bf16)
+                t.copy(beta_scaled_bf16, Tinv_below_bf16)
                 # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_below_bf16)
                 t.whole_inverses((Tinv_below_bf16,), (None,), strict=True)
@@ -787,7 +832,7 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
                     chunk_decay_ws[slot, hv, i] = T.exp(last_G[i])
                 # k_decay_to_end = k * exp(last_G[None, :] - G)
                 for i, j in t.parallel(C, K):
-                    k_decay_to_end_bf16[i, j] = T.cast(k[i, j], T.float32) * T.exp(last_G[j] - G[i, j])
+                    k_decay_to_end_bf16[i, j] = k_f32[i, j] * T.exp(last_G[j] - G[i, j])
                 t.copy(k_decay_to_end_bf16, k_decay_to_end_bf16_out)
                 for i, j in t.parallel(C, K):
                     k_decay_to_end_ws[slot, hv, i, j] = k_decay_to_end_bf16_out[i, j]

@@ -52,13 +52,13 @@ def copy_cpu(src, dst):
 
 
 @T.macro
-def wait_copies_cuda():
-    """All threads wait for all asynchronous copies."""
-    T.ptx_wait_group(0)
+def wait_copies_cuda(pending=0):
+    """All threads wait for all asynchronous copies, but for so many that were started last."""
+    T.ptx_wait_group(pending)
     T.sync_threads()
 
 
-def wait_copies_cpu():
+def wait_copies_cpu(pending=0):
     """Nothing: copies are complete where they stand."""
 
 

@@ -43,6 +43,7 @@ CASES = {
     "decayed_matmul": [((CC, *(CK,) * n), {"transposed": t} if t else {}) for n in (2, 3) for t in (False, True)],
     "decayed_blocks": [((CC, CK, *(CK,) * n), {"size": 4, "limit": 0.0, **({"transposed": t} if t else {})})
                        for t in (False, True) for n in (1, 2)],
+    "decayed_pairs": [((CK,) * n, {"limit": 0.0}) for n in (3, 4)],
     "segment": [((C,), {"start": 4, "size": 4})], "join": [(((4,), (4,)), {"dim": "C"})],
     "block": [((CC,), {"row": 4, "col": 4, "size": 4})], "from_quarters": [(((4, 4),) * 4, {"dims": CC})],
     "blocks": [((CC,), {"at": ((4, 0), (0, 4)), "size": 4})], "diagonal_stack": [((CC,), {"size": 4})],

@@ -54,9 +54,9 @@ def test_a_statement_stands_over_the_ops_that_compute_it():
 
     order("A", "# A = beta[:, None] * (k @ k.T) * D\n", "t.gemm(k, k, k_kT", "A_ws[slot, hv, i, j] = ")
     order("Tinv", "t.copy(A, A_f16)", "# Tinv = unit_lower_inverse(A)", "t.whole_inverses(")
-    order("U_weight_U_offset", "# U_weight = Tinv @ ", "exp_G[i] = T.exp(G[i])", "# U_offset = Tinv @ (beta[:, None] * v)\n",
-          "beta_v_f16[i, j] = ", ", U_offset)", "beta_exp_G_k_f16[i, j] = ", ", U_weight)")
-    order("o", "# exp_G = exp(G)\n", "exp_G[i] = T.exp(G[i])", "# o = scale * ", ", q_S)")
+    order("U_weight_U_offset", "# U_offset = Tinv @ (beta[:, None] * v)\n", "beta_v_f16[i, j] = ", ", U_offset)",
+          "# U_weight = Tinv @ ", "exp_G[i] = T.exp(G[i])", "beta_exp_G_k_f16[i, j] = ", ", U_weight)")
+    order("o", "# o = scale * ", ", q_S)", "# exp_G = exp(G)\n", "exp_G[i] = T.exp(G[i])")
 
 
 def test_the_text_of_a_line_is_read_as_python():

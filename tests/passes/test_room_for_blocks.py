@@ -6,6 +6,7 @@ import pytest
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.core import Program
 from gdn_codegen.ir.differentiate import chunk_states
+from gdn_codegen.passes.loops import early_loads as early_loads_module
 from gdn_codegen.passes.loops.early_loads import early_loads
 from gdn_codegen.passes.storage import place
 from gdn_codegen.passes.storage.live_bytes import most_of_two, packed_bytes, two_fit
@@ -67,3 +68,22 @@ def test_loads_come_as_early_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -
     late = gradient("gated_delta_rule", "gradient")
     lowered.cache_clear()
     assert sum(places(early)) < sum(places(late))
+
+
+def test_a_load_gets_its_own_buffer_if_it_comes_earlier_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last kernel of KDA's gradient has no room for two blocks in the page's order. In another order loads share buffers, so
+    that they would come late. There is room for buffers of their own, and most loads come before the first product. They keep
+    their order."""
+    def last() -> tuple[list[str], int]:
+        """Its loads of tiles in order, and how many come before the first product."""
+        k = gradient("kimi_delta_attention", "channel_gradient").kernels[-1]
+        assert two_fit(k, SM_90A) and k.threads == 256 and k.blocks_per_sm == 2
+        ops = [o for o in k.ops if o.kind == "matmul" or (o.kind == "load" and o.type is not None and o.type.rank == 2)]
+        return [o.out for o in ops if o.kind == "load"], [o.kind for o in ops].index("matmul")
+
+    names, before = last()
+    monkeypatch.setattr(early_loads_module, "_with_own_buffer", lambda k, name: None)
+    lowered.cache_clear()
+    same, fewer = last()
+    lowered.cache_clear()
+    assert names == same and before > fewer

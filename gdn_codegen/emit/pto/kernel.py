@@ -19,7 +19,8 @@ from .values import CTYPE, agents, counted, moves_all_heads
 rule = Rules("pto", {
     "diag_inverse": "decompose",
     "delay": "moved_rows", "advance": "moved_rows", "latest": "moved_rows",
-    "to_middle": "across_rows", "halves": "decayed_products", "decayed_blocks": "decayed_products", "from_middle": "across_rows",
+    "to_middle": "across_rows", "from_middle": "across_rows",
+    "halves": "decayed_products", "decayed_blocks": "decayed_products", "decayed_pairs": "decayed_products",
     "lower": "vectorise", "strictly_lower": "vectorise", "pairs": "vectorise", "diagonal_blocks": "vectorise",
     "eye": "vectorise", "neg": "vectorise", "sigmoid": "vectorise", "from_quarters": "transfer",
     "fence": "mbarriers", "drain": "mbarriers", "warp_barrier": "mbarriers", "await_kernels": "overlapping",

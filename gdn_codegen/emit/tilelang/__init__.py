@@ -5,7 +5,7 @@ One thread block runs one (sequence, part or chunk slot; value head; block of th
 from __future__ import annotations
 
 from ..base import Heads, KernelText, Program, no_heads
-from . import group_rules, turn_rules  # noqa: F401  which fill the tables of warp groups
+from . import decayed_rules, group_rules, turn_rules  # noqa: F401  which fill the tables
 from .groups import GroupsWriter
 from .heads import HeadsWriter
 from .kernel import KernelWriter

@@ -10,10 +10,12 @@ from ..device_functions import definitions, needed, texts, used
 
 FOLDER = Path(__file__).with_name("device")
 _OF_WARPS = {"warp_product_cuda", "load_warp_tile_cuda", "store_warp_tile_cuda", "warp_entries"}
+_DECAYED = {"decayed_blocks_cuda", "decayed_pairs_cuda"}
 #: CUDA headers, in the order of a module, with the functions that call into them.
 HEADERS = {"layout.cuh": {"expect_swizzled_cuda", "expect_rows_cuda"}, "inverse.cuh": {"inverted_by_warps"},
-           "cumsum.cuh": {"cumsums_cuda"}, "mma.cuh": {"decayed_blocks_cuda", *_OF_WARPS},
-           "block_products.cuh": {"decayed_blocks_cuda"},
+           "cumsum.cuh": {"cumsums_cuda"}, "mma.cuh": {*_DECAYED, *_OF_WARPS},
+           "decayed_rows.cuh": _DECAYED, "block_products.cuh": {"decayed_blocks_cuda"},
+           "pair_products.cuh": {"decayed_pairs_cuda"},
            "search.cuh": {"find_sequence_cuda"}, "warm_up.cuh": {"warm_up_length_cuda"},
            "by_length.cuh": {"by_length_cuda"}, "part_chunks.cuh": {"part_chunks_cuda"},
            "tails.cuh": {"zero_tail_cuda", "store_tail_cuda"},

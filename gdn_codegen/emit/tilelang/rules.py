@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isinf
 
 from ...ir.ops import AHEAD
 from ..base import SUMMED, EmitError, Op
@@ -107,21 +106,6 @@ def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -
         w.line(f"t.whole_inverses({', '.join([grouped(tiles), grouped(scales), *strict(o)])})")
 
 
-@rule("decayed_blocks", statement=True)
-def decayed_blocks(w: KernelWriter, o: Op, p: Value, x: Value, g: Value) -> None:
-    """Device code addresses all three tiles, and has four warps with 16 rows each."""
-    shape, *dtypes = w.buffers[p.buffer].shape, *(w.buffers[y.buffer].dtype for y in (p, x, g))
-    if o.attr("size") != 64 or shape != (64, 64) or dtypes[0] == "float32" or dtypes != [dtypes[0], dtypes[0], "float32"]:
-        raise EmitError(f"tilelang: {o.kind} ({o.out}, {o.line}) has blocks of {o.attr('size')} rows, and tiles of {shape} in "
-                        f"{', '.join(dtypes)}; accepted: 64 rows, and (64, 64) in 16 bits, 16 bits and float32")
-    w.line(f"t.expect_swizzled({_storage(w, o, p)})")
-    rows = w.buffers[x.buffer].pad or w.buffers[x.buffer].shape[1] % 64  # `layouts` has all others swizzled
-    w.line(f"t.expect_{'rows' if rows else 'swizzled'}({_storage(w, o, x)})")
-    w.line(f"t.expect_rows({_storage(w, o, g)})")
-    how = ("bounded=True" if isinf(o.attr("limit")) else repr(o.attr("limit"))) + ", transposed=True" * bool(o.attr("transposed"))
-    w.line(f"t.decayed_blocks({', '.join(w.name(y.buffer) for y in (p, x, g))}, {w.name(o.buffer)}, {how})")
-
-
 @rule("load", statement=True)
 def load(w: KernelWriter, o: Op, *operands: Value) -> None:
     """A load: an asynchronous copy for a whole chunk, and a loop over the elements otherwise."""
@@ -140,7 +124,8 @@ def load(w: KernelWriter, o: Op, *operands: Value) -> None:
         w.w.indent += 1
         for x in row:
             fill(w, x)
-            w.line("t.no_copy()")
+        if any(y.attr("pending") for y in w.k.ops):
+            w.w(*["t.no_copy()"] * len(row))
         w.w.indent -= 1
 
 
@@ -221,7 +206,6 @@ def barrier(w: KernelWriter, o: Op) -> None:
 
 @rule("wait", statement=True)
 def wait(w: KernelWriter, o: Op) -> None:
-    """A wait for copies, but for the last ones that were started."""
     w.line(f"t.wait_copies({o.attr('pending') or ''})")
 
 

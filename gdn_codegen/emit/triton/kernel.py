@@ -35,7 +35,7 @@ from .functions import called
 from .head import WIDTH, Head
 
 rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment": "vectorise", "join": "vectorise",
-                        "halves": "decayed_products",
+                        "halves": "decayed_products", "decayed_pairs": "decayed_products",
                         "block": "decompose", "blocks": "decompose",
                         "diagonal_stack": "decompose", "insert": "decompose", "from_quarters": "decompose",
                         "add_rows": "added_rows", "signal": "synchronise", "wait": "synchronise",

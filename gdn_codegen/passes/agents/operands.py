@@ -4,7 +4,7 @@ another. Kernels with several agents stay as they are: `warp_groups` has moved t
 An operand of a product or of `diag_inverse` moves if it was computed in the products' result space. These are results of
 products, carried values, and elementwise results of values in the operands' space. These elementwise ops could write to that
 space, but an op that reads and writes the same space waits for each element. So they write to the other space, and their
-results move. An operand that an inverse overwrites moves if it has other readers. One of `decayed_blocks` does if a product
+results move. An operand that an inverse overwrites moves if it has other readers. One of `DECAYED` does if a product
 reads it along its columns, because TileLang's compiler may then choose a layout that device code does not expect.
 
 A tile that is stored in a dtype of `Device.staged` moves too, for speed. It is then stored by whole rows, not by the few
@@ -18,7 +18,7 @@ from ...ir.core import Kernel, Op, Program, loops, types, uses
 from ...ir.ops import OPS
 from ..common import rebuild_kernel
 from ..stage import takes
-from ..storage.stored_values import OPERANDS, is_view, over
+from ..storage.stored_values import DECAYED, OPERANDS, is_view, over
 
 
 @takes("assigned")
@@ -56,7 +56,7 @@ class _Operands:
         if over(o, self.device) and self.count[o.args[0]] > 1:
             sides = [self.copy(o.args[0], o, b)]
         else:
-            sides = [self.move(a, o, b) if self.needs_copy(a) or (o.kind == "decayed_blocks" and a in self.across) else a
+            sides = [self.move(a, o, b) if self.needs_copy(a) or (o.kind in DECAYED and a in self.across) else a
                      for a in o.args[:n]]
         return b.op(o.kind, *sides, *o.args[n:], name=o.out, line=o.line, agent=o.agent, **dict(o.attrs))
 

@@ -6,42 +6,14 @@ the operand, rows of second halves scale the product, and no exponent is positiv
 
 Where gates have a lower bound, one product serves all levels within diagonal blocks, as for `decayed_product`.
 
-Where a device has the op `decayed_blocks`, it computes the innermost levels. It chooses at run time whether one product serves
-them all, because gates seldom forget so much within 8 tokens that it cannot. On Hopper each warp has 16 rows, chooses for them
-alone, and adds what the other rows of the chunk give, so that there are no other levels. Triton's kernels choose for all diagonal
-blocks of a chunk.
+Where a device has the op `decayed_blocks` (`decayed_ops`), it computes the innermost levels, or all.
 """
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
-from ...ir.core import Op, Program
-from ...ir.types import WARPS_OF_GROUP
+from ...ir.core import Op
 from .joint_levels import JointLevels
-
-
-def blocks_by_op(group: list[Op], p: Program, dtype: str, limit: float, rows: int, block: int, by_warps: bool
-               ) -> tuple[int, float | None]:
-    """The rows of the diagonal blocks of `decayed_blocks`, and its limit of exponents: inf where gates have a bound that keeps
-    them below it. (0, None) if not all ops of `group`, of `p`, can have it.
-
-    limit: for the dtype of products. rows: those of the device, 0 for none. block: the rows of blocks that one product computes,
-    as gates have a bound. by_warps: whether the warps of a group share the rows, each with a limit of its own."""
-    chunk, at_once = p.sizes["C"], rows // WARPS_OF_GROUP if by_warps else rows
-    if by_warps:
-        fits = rows == chunk > block and dtype != "float32" and _loaded(group, p)
-    else:
-        fits = block <= rows < chunk and dtype == "bfloat16"  # scaled operands are too large for float16
-    if not fits or not all(o.kind == "decayed_matmul" for o in group):
-        return 0, None
-    return rows, inf if block >= at_once else limit
-
-
-def _loaded(group: list[Op], p: Program) -> bool:
-    """Whether x of each op is a loaded tile in 16 bits, and there are no sums before each token, as warps need it."""
-    defs = {o.out: o for o in p.walk.body if isinstance(o, Op)}
-    return all(not o.args[3:] and (x := defs[o.args[1]]).kind == "load" and not p.tensor(x.attr("tensor")).wide for o in group)
 
 
 def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int, limit: float | None = None) -> None:

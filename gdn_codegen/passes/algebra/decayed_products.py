@@ -1,5 +1,5 @@
-"""decayed_products: computes `decayed_product`, and its derivative `decayed_matmul`, by ordinary products, or the innermost
-levels of the derivative by `decayed_blocks` (`decayed_matmuls`). All targets run it.
+"""decayed_products: computes `decayed_product`, and its derivative `decayed_matmul`, by ordinary products, or by an op of the
+device (`decayed_ops`). All targets run it.
 
 P[i, j] = sum over c of a[i, c] b[j, c] exp(G[i, c] - G[j, c]), for j <= i. The product of a * exp(G) and b * exp(-G) would
 overflow: G falls by up to 50 for each token. So the entries below the diagonal are divided into levels. Level h = C/2, ..., 2, 1
@@ -18,10 +18,8 @@ whatever i and j are. The exponents then have either sign. They are at most B/2 
 the products' dtype. So 64 rows with gates of -5 or more need levels 32 and 16 and one more product. The diagonal stays a product
 of its own, which is not rounded after scaling: where gates are strong, it is most of P. `ranges` finds the bound.
 
-Where two values decay by the same sums, one product of a level serves both on warp groups (`joint_levels`).
-
-FLA and FlashKDA divide a chunk into blocks of 16 rows instead. FLA computes those on the diagonal entry by entry
-(arXiv:2312.06635, section 4.3), or, with its safe gate, as above.
+Where two values decay by the same sums, one product of a level serves both on warp groups (`joint_levels`). FLA has blocks of 16
+rows, and computes those on the diagonal entry by entry (arXiv:2312.06635, section 4.3).
 """
 from __future__ import annotations
 
@@ -33,7 +31,8 @@ from ...ir.ranges import ANY, steps
 from ..common import walk_body, with_walk_body
 from ..stage import takes
 from ..uses import needed_before, readers
-from .decayed_matmuls import blocks_by_op, decayed_matmuls
+from .decayed_matmuls import decayed_matmuls
+from .decayed_ops import by_op
 from .joint_levels import LEAST, JointLevels, partners
 
 #: By dtype: the largest exponent that scales an operand. Above the diagonal two factors of exp(40) meet: that is 2e-4 of
@@ -46,7 +45,7 @@ DECAYED = ("decayed_product", "decayed_matmul")
 def decayed_products(p: Program, dtype: str, groups: bool, rows: int = 0) -> Program:
     """`p` without `decayed_product` and `decayed_matmul`. Products that decay by the same sums are computed together, level by
     level: one level's operands and products are live at a time. dtype: of operands of products. groups: whether the device has
-    warp groups, whose threads wait for products, so that one may serve two (`joint_levels`). rows: as for `blocks_by_op`."""
+    warp groups, whose threads wait for products, so that one may serve two (`joint_levels`). rows: as for `by_op`."""
     ops = [o for o in p.walk.body if isinstance(o, Op)]
     if not any(o.kind in DECAYED for o in ops):
         return p
@@ -61,12 +60,12 @@ def decayed_products(p: Program, dtype: str, groups: bool, rows: int = 0) -> Pro
                     done |= {b.copy(x) for x in needed}
             group = [x for x in alike if set(x.args) <= set(b.types)]
             block = block_rows(group, p, p.sizes["C"], LIMITS[dtype])
-            by_op, limit = blocks_by_op(group, p, dtype, LIMITS[dtype], rows, block, groups)
-            block = max(block, by_op)
+            size, limit = by_op(group, p, dtype, LIMITS[dtype], rows, block, groups)
+            block = max(block, size)
             sizes = [1 << n for n in reversed(range(p.sizes["C"].bit_length() - 1)) if 1 << n >= block]
             levels = JointLevels(b, partners(group, ops, stored) if groups and len(sizes) >= LEAST else [], sizes)
             if o.kind == "decayed_product":
-                _levels(group, levels, p.sizes["C"], block, strict)
+                _levels(group, levels, p.sizes["C"], block, strict, limit)
             else:
                 decayed_matmuls(group, levels, p.sizes["C"], block, limit)
             done |= {x.out for x in group}
@@ -107,9 +106,9 @@ def _is_before(x: Op, total: Op) -> bool:
     return bool(x.attr("exclusive")) and replace(x.with_attrs(exclusive=None), out=total.out, line=total.line) == total
 
 
-def _levels(group: list[Op], levels: JointLevels, chunk: int, block: int, strict: set[str]) -> None:
-    """Append the ops that compute `group` for chunks of so many tokens. levels: those of pairs of ops. block: the rows of the
-    diagonal blocks that one product computes. strict: the values whose diagonal is not needed."""
+def _levels(group: list[Op], levels: JointLevels, chunk: int, block: int, strict: set[str], limit: float | None) -> None:
+    """Append the ops that compute `group`. levels: those of pairs of ops. block: the rows of the diagonal blocks that one product
+    computes. strict: the values whose diagonal is not needed. limit: that of a `decayed_pairs` that computes all of a block."""
     b, total = levels.b, levels.products(lambda o: block == 1 and not _diagonal(o, strict))
     alone = [o for o in group if o.out not in total]
 
@@ -130,7 +129,9 @@ def _levels(group: list[Op], levels: JointLevels, chunk: int, block: int, strict
             term = op(o, "pairs", op(o, "matmul", x, y, tb=True), size=half)
             add(o, term, half == 1 and not _diagonal(o, strict))
     for o in group:
-        if block > 1:
+        if limit is not None:
+            total[o.out] = op(o, "decayed_pairs", *o.args, name="" if _diagonal(o, strict) else o.out, limit=limit)
+        elif block > 1:
             x, y, *sums = o.args
             x = op(o, "mul", x, op(o, "exp", op(o, "from_middle", *sums, size=block // 2)))
             y = op(o, "mul", y, op(o, "exp", op(o, "neg", op(o, "from_middle", sums[0], size=block // 2))))

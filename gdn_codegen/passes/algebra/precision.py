@@ -81,7 +81,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract, rounds_first: tu
             return ""
         if o.kind == "rounded":
             return cast(o.args[0], dtype)
-        if o.kind in ("matmul", "decayed_blocks"):
+        if o.kind in ("matmul", "decayed_blocks", "decayed_pairs"):
             left, right = (cast(a, dtype) for a in o.args[:2])
             rest = o.args[2:] if o.kind == "matmul" else [cast(a, "float32") for a in o.args[2:]]
             return b.op(o.kind, left, right, *rest, name=o.out, line=o.line, **dict(o.attrs))

@@ -5,14 +5,17 @@ A block of one agent has 128 threads, with these exceptions:
   chunks that are live at once take more than 128, or if it has products, and tiles of more than 88 KiB in shared memory. But not
   if a product has 16 columns. TileLang may then give half of them to each of two warp groups, and a wgmma reads no row-major
   operand of 8 columns. On an H100 the kernel over chunks of Kimi Delta Attention took 1800 us with 128 threads, and
-  690 with 256 (1 x 8192, 64 heads); that of gated linear attention 600 and 506.
+  690 with 256 (1 x 8192, 64 heads); that of gated linear attention 600 and 506. With device code that has registers of its own
+  (`DECAYED`), fragments may take 96. With 80 gated linear attention takes 490 us in all, and 562 with 256 threads; with 112 nvcc
+  took 209 registers for Kimi Delta Attention (H200, the same shape).
 - 512, if those fragments are so many, shared memory has room for one block, and all products have 64 columns. That of RWKV-7 took
   3270 us with 256 threads, and 1950 with 512. Kernels with wider products were not timed.
 - Fewer, if a product has fewer tiles of 16 x 16 than warps, or if no buffer has as many entries as threads.
 
-Two blocks of 256 threads, each with fragments of at least 96 registers (`PAIRED`), share a multiprocessor where shared memory
-has room for both. A thread then has 128 registers. On an H100 the kernel over chunks of GDN-2, for which nvcc took 149, took
-1094 us before, and 910 so. Kernels of derivatives of forms have no products, and up to 178 registers without this.
+Two blocks of 256 threads, each with fragments of at least 96 registers (`PAIRED`) or with such device code, share a
+multiprocessor where shared memory has room for both. A thread then has 128 registers. On an H100 the kernel over chunks of GDN-2,
+for which nvcc took 149, took 1094 us before, and 910 so. Kernels of derivatives of forms have no products, and up to 178
+registers without this.
 
 Kernels over single tokens are in token_threads.py.
 
@@ -31,6 +34,7 @@ from ...ir.core import Kernel, Program
 from ...ir.types import BYTES, GROUP, WARP
 from ..stage import takes
 from ..storage.live_bytes import live_bytes, packed_bytes, two_fit
+from ..storage.stored_values import DECAYED
 from .token_threads import MOST_OF_A_FRAGMENT, fragments, of_tokens
 
 #: Registers of a thread of a small kernel, and of one with more than two heads, which would spill with fewer.
@@ -69,10 +73,10 @@ def _launched(p: Program, k: Kernel, device: Device) -> Kernel:
 
 
 def _paired(k: Kernel, threads: int, device: Device) -> Kernel:
-    """The kernel, with registers for two blocks of a multiprocessor if it is over chunks and has 256 threads and many fragments,
-    and shared memory has room for both."""
-    many = threads == 2 * GROUP and live_bytes(k, "fragment") >= PAIRED * threads * BYTES["float32"]
-    if not many or k.grid != "chunks" or not two_fit(k, device):
+    """The kernel, with registers for two blocks of a multiprocessor if it is over chunks and has 256 threads and needs many, and
+    shared memory has room for both."""
+    many = live_bytes(k, "fragment") >= PAIRED * threads * BYTES["float32"] or any(o.kind in DECAYED for o in k.ops)
+    if not many or threads != 2 * GROUP or k.grid != "chunks" or not two_fit(k, device):
         return replace(k, threads=threads)
     return replace(k, threads=threads, registers=device.register_file // (2 * threads), blocks_per_sm=2)
 
@@ -89,7 +93,8 @@ def _threads(k: Kernel, device: Device) -> int:
     shapes = {b.name: b.shape for b in k.buffers}
     products = [shapes[o.buffer] for o in k.ops if o.kind == "matmul"]
     shared = packed_bytes(k) if k.grid == "chunks" and products else 0
-    live = k.grid == "chunks" and live_bytes(k, "fragment") > MOST_LIVE * GROUP * BYTES["float32"]
+    most = PAIRED if any(o.kind in DECAYED for o in k.ops) else MOST_LIVE
+    live = k.grid == "chunks" and live_bytes(k, "fragment") > most * GROUP * BYTES["float32"]
     large = live or shared > MOST_SHARED or fragments(k) > MOST_OF_A_FRAGMENT * GROUP
     large = large and all(shape[-1] > 16 for shape in products)
     alone = live and 2 * shared > device.spaces["shared"] and all(shape[-1] == 64 for shape in products)

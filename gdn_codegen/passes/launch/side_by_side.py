@@ -2,6 +2,7 @@
 
 - A running sum, or an inverse of a whole tile, takes one warp. Two or four such ops in a row run side by side, if the block has
   enough warps.
+- Two `decayed_pairs` in a row with the same second operand and sums share what scales their operands.
 - Asynchronous copies of rows of tokens that start together check once whether the chunk is full.
 
 The marked ops are neighbours, and each mark says how many there are. `check_storage` checks that no op of such a row writes
@@ -59,16 +60,19 @@ def _marked(p: Program, k: Kernel, body: tuple[Stmt, ...], device: Device) -> tu
             last = ops.index(tokens[-1]) if tokens else 0
             out += [*(o for o in ops[:last] if o not in tokens), *(_mark(o, len(tokens)) for o in tokens)]
             out += [o for o in ops[last:] if o not in tokens]
-        elif kind and _a_warp_each(p, k, [o for o in ops if isinstance(o, Op)], device):
+        elif kind and _beside(p, k, [o for o in ops if isinstance(o, Op)], device):
             out += [_mark(o, len(ops)) for o in ops if isinstance(o, Op)]
         else:
             out += ops
     return tuple(out)
 
 
-def _a_warp_each(p: Program, k: Kernel, ops: list[Op], device: Device) -> bool:
-    """Whether each of `ops` is work for one warp, they differ only in their operands, and the block has a warp for each."""
+def _beside(p: Program, k: Kernel, ops: list[Op], device: Device) -> bool:
+    """Whether `ops` run side by side. If each is work for one warp, they differ only in their operands, and the block has a warp
+    for each."""
     one = ops[0]
+    if one.kind == "decayed_pairs":
+        return len(ops) == 2 and all(o.args[1:] == one.args[1:] and o.attrs == one.attrs for o in ops)
     if not (one.kind == "cumsum" and p.sizes["C"] % WARP == 0) and not over(one, device):
         return False
     return len(ops) in ROWS and WARP * len(ops) <= k.threads and all(o.attrs == one.attrs for o in ops)

@@ -20,12 +20,11 @@ from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, walk
 from ...ir.ops import OF_ROWS, OPS, ORDER
 from ...ir.types import BYTES, Dim
 from ...schedule.schedule import ScheduleError
-from ..loops.middle_rows import BLOCKS_OF
 from ..stage import takes
 from .by_rows import ROWS
 from .orders import ordered
 from .ring_bytes import slot_pad
-from .stored_values import over
+from .stored_values import DECAYED, over
 
 #: Elements after each row of a buffer with a row per head.
 PAD = 4
@@ -54,7 +53,7 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
     home = {o.out: o.buffer for o in k.ops}
     fixed = {b for o in k.ops if over(o, device) for b in (o.buffer, home[o.args[0]])}
     shape, padded = {b.name: b.shape for b in k.buffers}, _padded(k, home, device)
-    fixed |= {home[a] for o in k.ops if o.kind == "decayed_blocks" for a in o.args[:2] if home[a] not in padded
+    fixed |= {home[a] for o in k.ops if o.kind in DECAYED for a in o.args[:2] if home[a] not in padded
               and not shape[home[a]][1] % ROWS}
     crossing = _crossing(k, home, device) if k.agents else set()
     of_turns = _of_turns(k, device)
@@ -82,8 +81,9 @@ def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
     a row and the middle one of some, and loaded ones of 16 bits beside; none that is read as a whole."""
     if k.agents or k.grid != "chunks":
         return set()
-    middles = {home.get(o.args[BLOCKS_OF[o.kind][0]], "") for o in k.ops if o.kind in BLOCKS_OF}
-    whole = {home.get(a, "") for o in k.ops for a in (o.args[:1] if o.kind == "decayed_blocks" else o.args)
+    middles = {home.get(o.args[0], "") for o in k.ops if o.kind in ("to_middle", "from_middle")}
+    middles |= {home[a] for o in k.ops if o.kind in DECAYED for a in o.args[2:]}
+    whole = {home.get(a, "") for o in k.ops for a in (o.args[:o.kind == "decayed_blocks"] if o.kind in DECAYED else o.args)
              if o.kind not in ("cumsum", "last", "store") and not (OPS[o.kind].elementwise or OPS[o.kind].view)}
     loaded = {o.buffer for o in k.ops if o.kind == "load"} if middles else set()
     return {b.name for b in k.buffers if b.space == device.vector and len(b.shape) == 2 and not

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ...ir.core import Kernel, Loop, Op, loops, walk
 from ...ir.ops import AHEAD
-from .stored_values import StoredValues, over
+from .stored_values import DECAYED, StoredValues, over
 
 #: Ops that may run at the same time as a neighbour of the same kind.
 SIDE_BY_SIDE = ("cumsum", "diag_inverse")
@@ -74,12 +74,12 @@ def share_storage(v: StoredValues, k: Kernel, owner: dict[str, str]) -> None:
 
     The inverse of a whole tile fixes the layout of its buffer: rows of 128 bytes. A product that reads along columns may make
     TileLang's compiler choose another layout. So such a value does not share a buffer with an inverse. Nor does a second operand
-    read so share one with a tile of `decayed_blocks`. An identity matrix, which transposes a tile at the start of a kernel,
-    shares none: a load would wait for that product, and later loads with it.
+    read so share one with a tile that device code addresses (`DECAYED`). An identity matrix, which transposes a tile at the start
+    of a kernel, shares none: a load would wait for that product, and later loads with it.
     """
     inverses = {owner[o.out] for o in v.ops if over(o, v.device)}
     across = {owner[x] for x in owner if not _along_rows(v, x)}
-    blocks = {owner[a] for o in v.ops if o.kind == "decayed_blocks" for a in o.args[:2]}
+    blocks = {owner[a] for o in v.ops if o.kind in DECAYED for a in o.args[:2]}
     seconds = {owner[x] for x in owner if not _along_rows(v, x, first=False)}
     apart = ((inverses, across), (blocks, seconds))
     free: dict[tuple[str, tuple[int, ...], str], list[tuple[int, str]]] = {}  # buffers of a kind, and when each is free

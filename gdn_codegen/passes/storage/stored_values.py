@@ -3,9 +3,8 @@
 A value without a buffer is an expression inside its reader. These are numbers, row and column views, and cheap elementwise ops
 with one reader. Other values get a buffer in the space that the device names for their kind.
 
-Values that lie in registers until a later product has been computed cost registers meanwhile. So where a product comes between:
-- an elementwise op that is the last reader of two tiles has a buffer, although it has one reader;
-- a cast of a loaded tile in shared memory is an expression in each of its readers.
+Values that lie in registers until a later product has been computed cost registers. So where a product comes between, an
+elementwise op that is the last reader of two tiles has a buffer, and a cast of a loaded tile is an expression in each reader.
 """
 from __future__ import annotations
 
@@ -16,8 +15,10 @@ from ...ir.core import Kernel, Op, Program, loops, types, uses
 from ...ir.ops import OF_ROWS, OPS
 from ..uses import readers
 
-#: Ops that read operands from the space of products' operands, and how many of their first operands.
-OPERANDS = {"matmul": 2, "diag_inverse": 1, "decayed_blocks": 3}
+#: Ops that read operands from the space of products' operands: how many of their first ones.
+OPERANDS = {"matmul": 2, "diag_inverse": 1, "decayed_blocks": 3, "decayed_pairs": 4}
+#: Ops whose operands device code addresses by itself: two tiles in 16 bits, and sums.
+DECAYED = ("decayed_blocks", "decayed_pairs")
 
 
 def is_view(o: Op) -> bool:
@@ -31,8 +32,7 @@ def over(o: Op, device: Device) -> bool:
 
 
 class StoredValues:
-    """The values of a kernel: their ops, readers and types. carried: carried values, and the values that they begin as and
-    become."""
+    """The values of a kernel: their ops, readers and types. carried: carried values, and what they begin as and become."""
 
     def __init__(self, p: Program, k: Kernel, device: Device) -> None:
         """Collects the ops of `k` and who reads them."""

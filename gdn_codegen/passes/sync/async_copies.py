@@ -61,8 +61,7 @@ class _Arrive:
             if isinstance(s, Loop):
                 wait(0)
                 s = replace(s, body=self.body(s.body))
-            elif not self.touched(s).isdisjoint(self.coming):
-                used = set[str]().union(*map(self.touched, _row(body[at:])))
+            elif used := {x for o in _row(body[at:]) for x in self.touched(o)}.intersection(self.coming):
                 wait(0 if self.all else next(n for n, x in enumerate(reversed(self.coming)) if x in used))
             if isinstance(s, Op) and s.kind == "load" and self.copied(s):
                 s = s.with_attrs(channel=CHANNEL)

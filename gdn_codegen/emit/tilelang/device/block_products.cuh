@@ -15,20 +15,11 @@ template <bool transposed> static __device__ __forceinline__ void square_block(u
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(from) : "memory");
 }
 
-// Two elements of 16 bit as float32.
-template <bool bf16> static __device__ __forceinline__ float2 two_elements(unsigned x) {
-  if constexpr (bf16) return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
-  float2 y;
-  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(y.x), "=f"(y.y) : "r"(x));
-  return y;
-}
-
 // A second operand of mma.m16n8k16 from rows of 8 x 8 numbers, of which each lane has two neighbours of a row. x and y become
 // what rounding leaves of them.
 template <bool bf16> static __device__ __forceinline__ unsigned second_operand(float &x, float &y) {
-  unsigned rows, columns;
-  if constexpr (bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rows) : "f"(y), "f"(x));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(rows) : "f"(y), "f"(x));
+  const unsigned rows = two_rounded<bf16>(x, y);
+  unsigned columns;
   const float2 rounded = two_elements<bf16>(rows);
   x -= rounded.x, y -= rounded.y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows));
@@ -45,35 +36,6 @@ template <bool bf16> static __device__ __forceinline__ void add_product(float *d
   }
 }
 
-// What a lane has of 8 columns of a block: rows lane / 4 and lane / 4 + 8, two neighbouring columns each. Rows of the tile of
-// values and of the sums G have x_row and g_row elements. Values in rows of a multiple of 64 elements are swizzled.
-template <bool bf16, int x_row, int g_row> struct DecayedRows {
-  const unsigned short *values;
-  const float *sums;
-  int column;
-
-  __device__ __forceinline__ int place(int r, int c) const {
-    return x_row % 64 ? r * x_row + c : c / 64 * 4096 + r * 64 + (c % 64 / 8 ^ r % 8) * 8 + c % 8;
-  }
-  // The values of row r and of the row 8 below, times e.
-  __device__ __forceinline__ void scaled(float *x, const float *e, int r, int n) const {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const float2 y = two_elements<bf16>(*reinterpret_cast<const unsigned *>(values + place(r + i * 4, column + n * 8)));
-      x[i] = y.x * e[i], x[i + 1] = y.y * e[i + 1];
-    }
-  }
-  __device__ __forceinline__ float2 sum(int r, int n) const {
-    return *reinterpret_cast<const float2 *>(sums + r * g_row + column + n * 8);
-  }
-  // exp of the differences between the sums of row r, and of the row 8 below, and those of row `from`, times sign.
-  __device__ __forceinline__ void decays(float *e, int r, int from, int n, float sign) const {
-    const float2 u = sum(r, n), v = sum(r + 8, n), w = sum(from, n);
-    e[0] = __expf((u.x - w.x) * sign), e[1] = __expf((u.y - w.y) * sign);
-    e[2] = __expf((v.x - w.x) * sign), e[3] = __expf((v.y - w.y) * sign);
-  }
-};
-
 // Adds what rows of earlier blocks give, or of later ones if transposed, relative to row `from`. No exponent is positive if no
 // gate is and `from` is in the warp's block, or next to it.
 template <bool bf16, bool transposed, int columns, typename Rows>
@@ -85,7 +47,7 @@ static __device__ __forceinline__ void add_other_blocks(float *out, const void *
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
       float e[4], x[4];
-      rows.decays(e, other * 16 + lane / 4, from, n, transposed ? 1.f : -1.f);
+      rows.decays(e, other * 16 + lane / 4, from, from, n, transposed ? 1.f : -1.f);
       rows.scaled(x, e, other * 16 + lane / 4, n);
       add_product<bf16>(out + n * 4, a, x);
     }
@@ -101,7 +63,8 @@ static __device__ __forceinline__ void decayed_at_once(float *out, const unsigne
 #pragma unroll
   for (int n = 0; n < columns / 8; ++n, out += 4) {
     float of[4], by[4], x[4];  // the decays of operands, and those of results
-    rows.decays(of, row, middle, n, transposed ? 1.f : -1.f), rows.decays(by, row, middle, n, transposed ? -1.f : 1.f);
+    rows.decays(of, row, middle, middle, n, transposed ? 1.f : -1.f);
+    rows.decays(by, row, middle, middle, n, transposed ? -1.f : 1.f);
     rows.scaled(x, of, row, n);
     add_product<bf16>(out, a, x);
 #pragma unroll
@@ -119,7 +82,7 @@ static __device__ __forceinline__ void decayed_by_levels(float *out, const unsig
 #pragma unroll
   for (int n = 0; n < columns / 8; ++n) {
     float e[4];
-    rows.decays(e, row, from, n, transposed ? -1.f : 1.f);
+    rows.decays(e, row, from, from, n, transposed ? -1.f : 1.f);
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[n * 4 + i] *= e[i];
   }
@@ -150,7 +113,8 @@ static __device__ __forceinline__ void decayed_blocks(void *registers, const voi
                                                       int thread) {
   static_assert(columns % 8 == 0 && x_row % 2 == 0 && g_row % 2 == 0, "no such tile");
   const int lane = thread % 32, warp = thread / 32 % 4;
-  const DecayedRows<bf16, x_row, g_row> rows = {static_cast<const unsigned short *>(x), static_cast<const float *>(g),
+  const float *sums = static_cast<const float *>(g);
+  const DecayedRows<bf16, x_row, g_row> rows = {static_cast<const unsigned short *>(x), sums, sums,
                                                 thread / 128 * columns + lane % 4 * 2};
   unsigned a[4];
   square_block<transposed>(a, p, lane, warp, warp);

@@ -1,0 +1,52 @@
+// What products with decays between rows read of tiles of 64 rows, for operands of mma.m16n8k16 (PTX ISA).
+
+// Two elements of 16 bit as float32.
+template <bool bf16> static __device__ __forceinline__ float2 two_elements(unsigned x) {
+  if constexpr (bf16) return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
+  float2 y;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(y.x), "=f"(y.y) : "r"(x));
+  return y;
+}
+
+// Two numbers, rounded to 16 bit, the first one in the lower half.
+template <bool bf16> static __device__ __forceinline__ unsigned two_rounded(float x, float y) {
+  unsigned z;
+  if constexpr (bf16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(y), "f"(x));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(y), "f"(x));
+  return z;
+}
+
+// What a lane has of 8 columns of a block: rows lane / 4 and lane / 4 + 8, two neighbouring columns each. Rows of the tile of
+// values and of the sums G have x_row and g_row elements. Values in rows of a multiple of 64 elements are swizzled.
+template <bool bf16, int x_row, int g_row> struct DecayedRows {
+  const unsigned short *values;
+  const float *sums, *others;  // those of rows, and of rows that they are compared with
+  int column;
+
+  __device__ __forceinline__ int place(int r, int c) const {
+    return x_row % 64 ? r * x_row + c : c / 64 * 4096 + r * 64 + (c % 64 / 8 ^ r % 8) * 8 + c % 8;
+  }
+  // The values of row r and of the row 8 below, times e.
+  __device__ __forceinline__ void scaled(float *x, const float *e, int r, int n) const {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const float2 y = two_elements<bf16>(*reinterpret_cast<const unsigned *>(values + place(r + i * 4, column + n * 8)));
+      x[i] = y.x * e[i], x[i + 1] = y.y * e[i + 1];
+    }
+  }
+  __device__ __forceinline__ float2 sum(int r, int n) const {
+    return *reinterpret_cast<const float2 *>(sums + r * g_row + column + n * 8);
+  }
+  __device__ __forceinline__ float2 other(int r, int n) const {
+    return *reinterpret_cast<const float2 *>(others + r * g_row + column + n * 8);
+  }
+  // exp of the differences between the sums of row r and those of row `from`, and between the sums of the row 8 below r and those
+  // of row `from_8`, times sign. Returns the largest difference of either sign.
+  __device__ __forceinline__ float decays(float *e, int r, int from, int from_8, int n, float sign) const {
+    const float2 u = sum(r, n), v = sum(r + 8, n), w = other(from, n), w_8 = other(from_8, n);
+    const float d[4] = {u.x - w.x, u.y - w.y, v.x - w_8.x, v.y - w_8.y};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) e[i] = __expf(d[i] * sign);
+    return fmaxf(fmaxf(fabsf(d[0]), fabsf(d[1])), fmaxf(fabsf(d[2]), fabsf(d[3])));
+  }
+};
