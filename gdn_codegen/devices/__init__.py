@@ -29,7 +29,8 @@ class Device:
     register_file: the number of registers of a multiprocessor.
     moved_loads: whether a load of a tile may begin some tokens before the chunk (`passes/algebra/recent_rows.py`).
     clears: whether kernels write zeros to output rows that no sequence covers. Otherwise the host does.
-    decayed_block_rows: the rows of the diagonal blocks of `decayed_blocks`, 0 if the device does not have this op.
+    decayed_block_rows: the rows of a block that an op computes of a decayed product (`passes/algebra/decayed_ops.py`): on Hopper
+    the chunk. 0 if the device has no such op.
     """
 
     name: str

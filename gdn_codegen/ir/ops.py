@@ -726,7 +726,8 @@ op("decayed_product", "entry i, j is the sum over channels c of a[i, c] b[j, c] 
    zero=zeros.decayed_product, text=texts.call("_decayed_product"), sums=lambda attrs: ((0, 1), (1, 1)),
    vjp=vjps.decayed_product)
 op("decayed_pairs", "as decayed_product, below the diagonal; other entries are 0. a and b may have another dtype than the sums. "
-   "Exponents are relative to a middle row where that makes none larger than `limit`, of either sign", _decayed_pairs_type,
+   "Exponents are relative to the middle row of each 16 rows where that makes none larger than `limit`, of either sign. inf: "
+   "always", _decayed_pairs_type,
    lambda attrs, a, b, x, *before: _decayed(attrs, a.to(x.dtype), b.to(x.dtype), x, *before).tril(-1), attrs=("limit",),
    zero=zeros.decayed_product, text=texts.call("decayed_pairs"), sums=lambda attrs: ((0, 1), (1, 1)))
 op("decayed_matmul", "row i is the sum over j < i of p[i, j] b[j, c] exp(x[i, c] - x[j, c]), for each channel c. x: running "
@@ -735,8 +736,9 @@ op("decayed_matmul", "row i is the sum over j < i of p[i, j] b[j, c] exp(x[i, c]
    "replaces it", _decayed_matmul_type, _decayed_matmul, attrs=("transposed",),
    zero=zeros.decayed_matmul, text=texts.decayed_matmul, sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("decayed_blocks", "as decayed_matmul, but of tokens in the same block of `size` rows alone. p has to be zero on and above the "
-   "diagonal of these blocks. Exponents are relative to a block's middle row where that makes none larger than `limit`, of "
-   "either sign. `given`: the last operand has that row, in each row", _decayed_blocks_type, _decayed_blocks,
+   "diagonal of these blocks. Exponents are relative to the middle row of a block, on Hopper of each 16 rows, where that makes "
+   "none larger than `limit`, of either sign. inf: always. `given`: the last operand has a block's middle row, in each row",
+   _decayed_blocks_type, _decayed_blocks,
    attrs=("size", "limit", "transposed", "given"), zero=zeros.decayed_matmul, text=texts.decayed_blocks,
    sums=lambda attrs: ((0, 0 if attrs.get("transposed") else 1), (1, 0)))
 op("of_token", "the row of the chunk's token in the tile of a group of tokens, or its entry in a vector", _of_token,

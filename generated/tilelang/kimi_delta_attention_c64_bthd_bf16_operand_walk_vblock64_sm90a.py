@@ -297,7 +297,7 @@ template <bool bf16> static __device__ __forceinline__ void warp_mma(float *c, c
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// What products with decays between rows read of tiles of 64 rows, for operands of mma.m16n8k16 (PTX ISA).
+// Reads rows of tiles, and scales them by decays, for operands of mma.m16n8k16 (PTX ISA).
 
 // Two elements of 16 bit as float32.
 template <bool bf16> static __device__ __forceinline__ float2 two_elements(unsigned x) {
@@ -339,6 +339,11 @@ template <bool bf16, int x_row, int g_row> struct DecayedRows {
   __device__ __forceinline__ float2 other(int r, int n) const {
     return *reinterpret_cast<const float2 *>(others + r * g_row + column + n * 8);
   }
+  // Whether the sums of row r and of the row 8 below differ by at most `limit` from those of row `from`. No for NaN.
+  __device__ __forceinline__ bool within(float limit, int r, int from, int n) const {
+    const float2 u = sum(r, n), v = sum(r + 8, n), w = other(from, n);
+    return fabsf(u.x - w.x) <= limit && fabsf(u.y - w.y) <= limit && fabsf(v.x - w.x) <= limit && fabsf(v.y - w.y) <= limit;
+  }
   // exp of the differences between the sums of row r and those of row `from`, and between the sums of the row 8 below r and those
   // of row `from_8`, times sign. Returns the largest difference of either sign.
   __device__ __forceinline__ float decays(float *e, int r, int from, int from_8, int n, float sign) const {
@@ -353,7 +358,8 @@ template <bool bf16, int x_row, int g_row> struct DecayedRows {
 // warp has 16 rows of the result, and the columns of its warp group, in the order of sums of wgmma, as blocks of 16 x 16.
 
 // Adds a b to the warp's blocks `from_block` to `to_block`, for one or two tiles a. Rows of a decay from those in `from` and
-// `from_8`, rows of b to these. Returns the largest exponent of either sign, but for rows of b in other blocks than those of a.
+// `from_8`, rows of b to these. first_block: the first one of the warp group. Returns the largest exponent of either sign. Those
+// of rows of b in earlier blocks do not count: they are at most 0 if no gate is positive.
 template <bool bf16, int products, int channels, int blocks, typename Rows, typename Others>
 static __device__ __forceinline__ float add_pairs(float (*out)[blocks * 8], const Rows *of, const Others &by, int row, int from,
                                                   int from_8, int first_block, int from_block, int to_block, int lane) {
@@ -399,11 +405,11 @@ static __device__ __forceinline__ bool in_level(int i, int size, int lane) {
   return r > c && (!size || (r / (2 * size) == c / (2 * size) && r / size != c / size));
 }
 
-// registers: the results, `blocks` blocks of each warp group side by side. before: the sums by which rows of a decay, g itself or
-// those before each row. limit: of exponents of either sign. bounded: none is
-// larger. Relative to the middle row of the warp's rows where that makes none larger. Otherwise within a block on the diagonal level
-// by level, as decayed_products does it for larger blocks, and elsewhere relative to the row before the warp's, so that no exponent
-// is positive if no gate is.
+// result, other_result: registers, `blocks` blocks of each warp group side by side. before: the sums by which rows of a decay, g
+// itself or those before each row. limit: of exponents of either sign. bounded: none is larger.
+// Exponents are relative to the middle row of the warp's rows where that makes none larger than the limit. Otherwise a block on the
+// diagonal is computed level by level, as decayed_products does it for larger blocks, and others relative to the row before the
+// warp's, so that no exponent is positive if no gate is.
 template <bool bf16, int products, bool bounded, int channels, int a_row, int b_row, int g_row, int blocks>
 static __device__ __forceinline__ void decayed_pairs(void *result, void *other_result, const void *a, const void *other_a,
                                                      const void *b, const void *g, const void *before, float limit,

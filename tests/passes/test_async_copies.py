@@ -1,4 +1,5 @@
 """async_copies: no op reads a tile before its copy has arrived."""
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from gdn_codegen.ir.core import Loop, Op, walk
 from gdn_codegen.ir.differentiate import chunk_states
 from gdn_codegen.prove.copies import check_copies
 from gdn_codegen.prove.happens_before import RaceError
-from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import SCHEDULES, named, varied
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.targets import lower
@@ -65,13 +66,16 @@ def test_each_copy_is_waited_for_and_no_wait_is_idle(name):
     assert any(o.kind == "load" and o.attr("channel") for k in p.kernels for o in walk(k.body))
 
 
+GRADIENT = Build("tilelang", algorithm="kimi_delta_attention.gradient", arch="sm_90a", dtype="bfloat16", head_dim_k=128,
+                 head_dim_v=128, schedule=varied("channel_gradient", "sm_90a", v_block=64, k_block=64, stages=1),
+                 contract=Contract(dtypes=((chunk_states("S"), "bfloat16"),)))
+
+
 def test_waits_leave_later_copies_under_way():
     """Each wait of a kernel over chunks is as short as it may be: with one copy more under way some op would be early. Operands
     of `decayed_blocks` in a row arrive together, because their warps end at different times."""
-    b = Build("tilelang", algorithm="kimi_delta_attention.gradient", arch="sm_90a", dtype="bfloat16", head_dim_k=128,
-              head_dim_v=128, schedule=varied("channel_gradient", "sm_90a", v_block=64, k_block=64, stages=1),
-              contract=Contract(dtypes=((chunk_states("S"), "bfloat16"),)))
-    kernels, found = [k for k in lowered(b).kernels if k.grid == "chunks"], 0
+    b = GRADIENT
+    kernels, found, pairs = [k for k in lowered(b).kernels if k.grid == "chunks"], 0, 0
     for k in kernels:
         assert not early(k)
         waits = [o for o in k.ops if o.kind == "wait"]
@@ -82,8 +86,22 @@ def test_waits_leave_later_copies_under_way():
             with pytest.raises(RaceError, match="does not wait for the copy"):
                 check_copies(replace(lowered(b), kernels=(later,)))
         ops = [x.kind for x in k.ops if x.buffer or x.kind == "wait"]
+        pairs += sum(ops[n:n + 2] == ["decayed_blocks"] * 2 for n in range(len(ops)))
         assert ["decayed_blocks", "wait", "decayed_blocks"] not in [ops[n:n + 3] for n in range(len(ops))]
-    assert found >= 3
+    assert found >= 3 and pairs == 2
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_both_branches_of_a_tail_count_as_many_copies():
+    """A tail is filled without asynchronous copies, and each load counts as a copy that is complete."""
+    text = render(GRADIENT)
+    kernels, checked = text[:text.index("# --- host: ")].split("_kernel(t):\n")[1:], 0
+    for k in kernels:
+        counted = bool(re.search(r"t\.wait_copies\(\d\)", k))
+        for _, whole, tail in re.findall(r"\n( +)if rows >= C:\n(.*?)\n\1else:\n(.*?)\n\1(?! )", k, re.S):
+            assert tail.count("t.no_copy()") == counted * whole.count("t.start_copy(")
+            checked += counted
+    assert checked > 3
 
 
 def test_other_targets_load_as_before():

@@ -46,7 +46,7 @@ def test_operands_lie_as_device_code_expects(page: str, schedule: str, K: int, k
     for k in gradient(page, schedule, K, k_block).kernels:
         home, buffers = {o.out: o.buffer for o in k.ops}, {b.name: b for b in k.buffers}
         along = {home[o.args[1]] for o in k.ops if o.kind == "matmul" and not o.attr("tb")}
-        for p, x, g in (o.args for o in k.ops if o.kind == "decayed_blocks"):
+        for p, x, g, *_ in (o.args for o in k.ops if o.kind == "decayed_blocks"):
             assert buffers[home[p]].layout == "swizzled" and not buffers[home[p]].pad and buffers[home[g]].pad
             assert not {home[p], home[x]} & along
             lies = buffers[home[x]]

@@ -42,8 +42,7 @@ def decayed_matmuls(group: list[Op], levels: JointLevels, chunk: int, block: int
 
     for o in group if limit is not None else ():  # first, so that tiles of the levels may overwrite p in memory
         name = "" if levels.halves else o.out
-        term = op(o, "decayed_blocks", *o.args, name=name, size=block, limit=limit, **dict(o.attrs))
-        total[o.out] = term
+        total[o.out] = op(o, "decayed_blocks", *o.args, name=name, size=block, limit=limit, **dict(o.attrs))
     for half in levels.halves:
         for o in alone:
             later, earlier = (op(o, "exp", op(o, "to_middle", *s, size=half)) for s in (o.args[2:], o.args[2:3]))

@@ -1,5 +1,5 @@
 """few_live: orders the ops of a kernel over chunks so that few tiles are live at once: list scheduling for little pressure on
-registers and shared memory. `place` calls it where a multiprocessor has no room for two blocks otherwise.
+registers and shared memory. `place` takes it where a multiprocessor has no room for two blocks otherwise.
 
 The order is greedy: the next product, sum, move or store is the one after which the fewest bytes of tiles are live, in shared
 memory and registers together. What it needs comes directly before it, so loads come late. `early_loads` moves them up again.

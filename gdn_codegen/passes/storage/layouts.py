@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from ...devices import Device
 from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, walk
-from ...ir.ops import OF_ROWS, OPS, ORDER
+from ...ir.ops import BESIDE, OF_ROWS, OPS, ORDER
 from ...ir.types import BYTES, Dim
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
@@ -78,13 +78,17 @@ def _of_turns(k: Kernel, device: Device) -> set[str]:
 
 def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
     """The tiles in shared memory whose rows would begin in one bank: in a kernel over chunks those in float32 of which ops read
-    a row and the middle one of some, and loaded ones of 16 bits beside; none that is read as a whole."""
+    a row and the middle one of some, and loaded ones of 16 bits beside; none that TileLang's compiler addresses as a whole. First
+    operands that one call reads lie alike."""
     if k.agents or k.grid != "chunks":
         return set()
     middles = {home.get(o.args[0], "") for o in k.ops if o.kind in ("to_middle", "from_middle")}
     middles |= {home[a] for o in k.ops if o.kind in DECAYED for a in o.args[2:]}
-    whole = {home.get(a, "") for o in k.ops for a in (o.args[:o.kind == "decayed_blocks"] if o.kind in DECAYED else o.args)
-             if o.kind not in ("cumsum", "last", "store") and not (OPS[o.kind].elementwise or OPS[o.kind].view)}
+    others = ("cumsum", "last", "store", "decayed_pairs")
+    whole = {home.get(a, "") for o in k.ops for a in (o.args[:1] if o.kind == "decayed_blocks" else o.args)
+             if o.kind not in others and not (OPS[o.kind].elementwise or OPS[o.kind].view)}
+    beside = {home[o.args[0]] for o in k.ops if o.kind == "decayed_pairs" and o.attr(BESIDE)}
+    whole |= beside if beside & whole else set()
     loaded = {o.buffer for o in k.ops if o.kind == "load"} if middles else set()
     return {b.name for b in k.buffers if b.space == device.vector and len(b.shape) == 2 and not
             b.shape[1] * BYTES[b.dtype] % (4 * BANKS) and b.name in (middles if b.dtype == "float32" else loaded) - whole}

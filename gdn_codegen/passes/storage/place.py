@@ -10,9 +10,9 @@ device names for their kind. Where the device allows it (`in_place`), values sha
 
 A kernel over chunks without products gets the order of `by_stores` if fewer fragments are live so. One with products waits for
 its loads, unless another block on the multiprocessor computes meanwhile. Where its tiles leave no room for two blocks, it gets
-another order (`few_live`, or else `late`), if two fit so, with registers for their fragments. Otherwise it gets the order of
-`late` if fewer fragments are live so, and where two fit anyway, if no more are. Where its tiles do not fit at all, it gets that
-of `few_live`, computes operands again (`recompute`), or has pieces of the columns of K (`column_pieces`).
+another order (`few_live`, or else `late`), if two fit so, with registers for their fragments, and otherwise that of `late` if
+fewer fragments are live so. Where two fit anyway, it gets the order of `late` unless more are live so. Where its tiles do not fit
+at all, it gets that of `few_live`, computes operands again (`recompute`), or has pieces of the columns of K (`column_pieces`).
 """
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
     for x, bound in ((calm, _fragments(first)),) if two_fit(first, device) else tried:
         if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= bound:
             return early_loads(x, most_of_two(device))
-    return first if two_fit(first, device) or not calmer else early_loads(calmer, limit)
+    return first if two_fit(first, device) or not calmer else early_loads(calmer, limit - ALIGNMENT)
 
 
 def _crowded(p: Program, s: Schedule, k: Kernel, device: Device, why: ScheduleError) -> Kernel:
@@ -78,7 +78,7 @@ def _crowded(p: Program, s: Schedule, k: Kernel, device: Device, why: ScheduleEr
     x = next((x for x in tried if isinstance(x, Kernel)), None)
     if x is None:
         raise why
-    return early_loads(x, most_of_two(device) if two_fit(x, device) else device.spaces["shared"])
+    return early_loads(x, most_of_two(device) if two_fit(x, device) else device.spaces["shared"] - ALIGNMENT)
 
 
 def _fragments(k: Kernel) -> int:

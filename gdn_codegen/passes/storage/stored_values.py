@@ -16,7 +16,7 @@ from ...ir.ops import OF_ROWS, OPS
 from ..uses import readers
 
 #: Ops that read operands from the space of products' operands: how many of their first ones.
-OPERANDS = {"matmul": 2, "diag_inverse": 1, "decayed_blocks": 3, "decayed_pairs": 4}
+OPERANDS = {"matmul": 2, "diag_inverse": 1, "decayed_blocks": 4, "decayed_pairs": 4}
 #: Ops whose operands device code addresses by itself: two tiles in 16 bits, and sums.
 DECAYED = ("decayed_blocks", "decayed_pairs")
 

@@ -1,11 +1,12 @@
 """async_copies: marks asynchronous copies, and adds waits for them. For TileLang, in kernels with one agent.
 
-Loads of tiles to shared memory are asynchronous copies. So are loads of vectors of float32; four bytes are the smallest
-asynchronous copy. A tile that a product adds to lies in registers, which no such copy reaches. Copies are marked by the
-attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. Copies arrive in the order in
-which they were started. So in a kernel over chunks, which starts most of them at once, a wait leaves later ones under way:
-`pending` of them. Ops of one kind in a row wait together: warps that end one early begin the next. Other kernels wait for all.
-Kernels that batch heads by threads have no asynchronous copies.
+Loads of tiles to shared memory are asynchronous copies. So are loads of vectors of float32, of tokens or of a slot; four bytes
+are the smallest asynchronous copy. A tile that a product adds to lies in registers, which no such copy reaches. Copies are marked
+by the attribute `channel`. A wait comes before the first op that reads such a buffer or fills it again. A wait counts copies in
+the order in which they were started (PTX ISA, cp.async.wait_group): a wait for one is a wait for all before it. A kernel over
+chunks starts most of them at once, so there a wait leaves later ones under way, `pending` of them. Other kernels wait for all. A
+wait is a barrier. So ops of one kind in a row share one, before the first of them. A warp that ends one early then begins the
+next. Kernels that batch heads by threads have no asynchronous copies.
 
 Example:
     before:  k = load k; v = load v; A = k @ k.T
@@ -13,9 +14,7 @@ Example:
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import takewhile
 
 from ...devices import Device
 from ...ir.core import Attrs, Kernel, Loop, Op, Program, Stmt
@@ -72,7 +71,7 @@ class _Arrive:
 
     def copied(self, o: Op) -> bool:
         """Whether the load is an asynchronous copy to shared memory: of a tile that is given, not padded and not transposed, or
-        of a vector of float32."""
+        of a float32 vector of tokens, or of a slot if it is given and not padded."""
         if o.attr("one_token") or o.buffer not in self.reached:
             return False
         t = self.tensors[o.attr("tensor")]
@@ -88,7 +87,11 @@ class _Arrive:
         return {o.buffer} | {self.home[x] for a in o.args for x in self.under(a) if x in self.home}
 
 
-def _row(body: tuple[Stmt, ...]) -> Iterator[Op]:
-    """The ops at the start of `body` that are of one kind."""
-    return (x for x in takewhile(lambda x: isinstance(x, Op) and isinstance(body[0], Op) and x.kind == body[0].kind, body)
-            if isinstance(x, Op))
+def _row(body: tuple[Stmt, ...]) -> list[Op]:
+    """The ops at the start of `body` that are of one kind. Empty for a loop."""
+    ops: list[Op] = []
+    for x in body:
+        if not isinstance(x, Op) or (ops and x.kind != ops[0].kind):
+            break
+        ops.append(x)
+    return ops

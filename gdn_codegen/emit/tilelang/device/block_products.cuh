@@ -37,9 +37,9 @@ template <bool bf16> static __device__ __forceinline__ void add_product(float *d
 }
 
 // Adds what rows of earlier blocks give, or of later ones if transposed, relative to row `from`. No exponent is positive if no
-// gate is and `from` is in the warp's block, or next to it.
+// gate is and `from` is in the warp's block, or next to it. of: the rows of x.
 template <bool bf16, bool transposed, int columns, typename Rows>
-static __device__ __forceinline__ void add_other_blocks(float *out, const void *p, const Rows &rows, int from, int lane, int warp) {
+static __device__ __forceinline__ void add_other_blocks(float *out, const void *p, const Rows &of, int from, int lane, int warp) {
 #pragma unroll 1
   for (int other = transposed ? warp + 1 : 0; other < (transposed ? 4 : warp); ++other) {
     unsigned a[4];
@@ -47,42 +47,43 @@ static __device__ __forceinline__ void add_other_blocks(float *out, const void *
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
       float e[4], x[4];
-      rows.decays(e, other * 16 + lane / 4, from, from, n, transposed ? 1.f : -1.f);
-      rows.scaled(x, e, other * 16 + lane / 4, n);
+      of.decays(e, other * 16 + lane / 4, from, from, n, transposed ? 1.f : -1.f);
+      of.scaled(x, e, other * 16 + lane / 4, n);
       add_product<bf16>(out + n * 4, a, x);
     }
   }
 }
 
-// All pairs of rows at once, relative to the middle row of the warp's block.
+// All pairs of rows at once, relative to the middle row of the warp's block. of, by: the rows of x, and those of the result.
 template <bool bf16, bool transposed, int columns, typename Rows>
-static __device__ __forceinline__ void decayed_at_once(float *out, const unsigned *a, const void *p, const Rows &rows, int lane,
-                                                       int warp) {
+static __device__ __forceinline__ void decayed_at_once(float *out, const unsigned *a, const void *p, const Rows &of, const Rows &by,
+                                                       int lane, int warp) {
   const int row = warp * 16 + lane / 4, middle = warp * 16 + 7;
-  add_other_blocks<bf16, transposed, columns>(out, p, rows, middle, lane, warp);
+  add_other_blocks<bf16, transposed, columns>(out, p, of, middle, lane, warp);
 #pragma unroll
   for (int n = 0; n < columns / 8; ++n, out += 4) {
-    float of[4], by[4], x[4];  // the decays of operands, and those of results
-    rows.decays(of, row, middle, middle, n, transposed ? 1.f : -1.f);
-    rows.decays(by, row, middle, middle, n, transposed ? -1.f : 1.f);
-    rows.scaled(x, of, row, n);
+    float e[4], x[4];
+    of.decays(e, row, middle, middle, n, transposed ? 1.f : -1.f);
+    of.scaled(x, e, row, n);
     add_product<bf16>(out, a, x);
+    by.decays(e, row, middle, middle, n, transposed ? -1.f : 1.f);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) out[i] *= by[i];
+    for (int i = 0; i < 4; ++i) out[i] *= e[i];
   }
 }
 
 // Within the warp's block level by level, as decayed_products does it for larger blocks, so that no exponent is positive if no
 // gate is. The other rows relative to the row before the block, or to its last one if transposed.
 template <bool bf16, bool transposed, int columns, typename Rows>
-static __device__ __forceinline__ void decayed_by_levels(float *out, const unsigned *a, const void *p, const Rows &rows, int lane,
-                                                         int warp) {
+static __device__ __forceinline__ void decayed_by_levels(float *out, const unsigned *a, const void *p, const Rows &of, const Rows &by,
+                                                         int lane, int warp) {
   const int first = warp * 16, row = first + lane / 4, from = transposed ? first + 15 : warp ? first - 1 : 0;
-  add_other_blocks<bf16, transposed, columns>(out, p, rows, from, lane, warp);
+  const Rows &later = transposed ? of : by, &earlier = transposed ? by : of;
+  add_other_blocks<bf16, transposed, columns>(out, p, of, from, lane, warp);
 #pragma unroll
   for (int n = 0; n < columns / 8; ++n) {
     float e[4];
-    rows.decays(e, row, from, from, n, transposed ? -1.f : 1.f);
+    by.decays(e, row, from, from, n, transposed ? -1.f : 1.f);
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[n * 4 + i] *= e[i];
   }
@@ -92,14 +93,15 @@ static __device__ __forceinline__ void decayed_by_levels(float *out, const unsig
     const bool on = size < 8 && r / (2 * size) == c / (2 * size) && (size == 1 || r / size != c / size);
     const unsigned level[4] = {on ? a[0] : 0, size < 8 ? 0 : a[1], size < 8 ? 0 : a[2], on ? a[3] : 0};
     const int middle = first + (size < 8 ? r / (2 * size) * 2 * size + size - 1 : 7), middle_8 = middle + (size < 8 ? 8 : 0);
-    // the signs of exponents in row r and in row r + 8: of second halves, and of first ones
-    const float sign = size < 8 && r / size % 2 ? 1.f : -1.f, sign_8 = size == 8 || r / size % 2 ? 1.f : -1.f;
+    const bool second = size < 8 && r / size % 2, second_8 = size == 8 || r / size % 2;  // whether row r, r + 8 is in a second half
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
-      const float2 u = rows.sum(row, n), v = rows.sum(row + 8, n), m = rows.sum(middle, n), m_8 = rows.sum(middle_8, n);
-      float d[4] = {}, x[4], e[4] = {__expf((u.x - m.x) * sign), __expf((u.y - m.y) * sign),
-                                     __expf((v.x - m_8.x) * sign_8), __expf((v.y - m_8.y) * sign_8)};
-      rows.scaled(x, e, row, n);
+      float d[4] = {}, x[4], e[4], of_second[4];
+      earlier.decays(e, row, middle, middle_8, n, -1.f);
+      later.decays(of_second, row, middle, middle_8, n, 1.f);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) e[i] = (i < 2 ? second : second_8) ? of_second[i] : e[i];
+      of.scaled(x, e, row, n);
       add_product<bf16>(d, level, x);
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[n * 4 + i] += d[i] * e[i];
@@ -107,15 +109,17 @@ static __device__ __forceinline__ void decayed_by_levels(float *out, const unsig
   }
 }
 
-// registers: the result, `columns` of each warp group. limit: of exponents of either sign. bounded: none is larger.
+// registers: the result, `columns` of each warp group. before: the sums by which the later row of a pair decays, g itself or those
+// before each row. limit: of exponents of either sign. bounded: none is larger.
 template <bool bf16, bool transposed, bool bounded, int x_row, int g_row, int columns>
-static __device__ __forceinline__ void decayed_blocks(void *registers, const void *p, const void *x, const void *g, float limit,
-                                                      int thread) {
+static __device__ __forceinline__ void decayed_blocks(void *registers, const void *p, const void *x, const void *g,
+                                                      const void *before, float limit, int thread) {
   static_assert(columns % 8 == 0 && x_row % 2 == 0 && g_row % 2 == 0, "no such tile");
-  const int lane = thread % 32, warp = thread / 32 % 4;
-  const float *sums = static_cast<const float *>(g);
-  const DecayedRows<bf16, x_row, g_row> rows = {static_cast<const unsigned short *>(x), sums, sums,
-                                                thread / 128 * columns + lane % 4 * 2};
+  using Rows = DecayedRows<bf16, x_row, g_row>;
+  const int lane = thread % 32, warp = thread / 32 % 4, column = thread / 128 * columns + lane % 4 * 2;
+  const float *sums = static_cast<const float *>(g), *later = static_cast<const float *>(before);
+  const unsigned short *values = static_cast<const unsigned short *>(x);
+  const Rows of = {values, transposed ? later : sums, sums, column}, by = {values, transposed ? sums : later, sums, column};
   unsigned a[4];
   square_block<transposed>(a, p, lane, warp, warp);
   float *out = static_cast<float *>(registers);
@@ -123,12 +127,9 @@ static __device__ __forceinline__ void decayed_blocks(void *registers, const voi
   for (int i = 0; i < columns / 2; ++i) out[i] = 0;
   bool small = true;
 #pragma unroll
-  for (int n = 0; n < (bounded ? 0 : columns / 8); ++n) {
-    const int row = warp * 16 + lane / 4;
-    const float2 u = rows.sum(row, n), v = rows.sum(row + 8, n), middle = rows.sum(warp * 16 + 7, n);
-    small = small && fabsf(u.x - middle.x) <= limit && fabsf(u.y - middle.y) <= limit && fabsf(v.x - middle.x) <= limit
-            && fabsf(v.y - middle.y) <= limit;
-  }
-  if (bounded || __all_sync(~0u, small)) decayed_at_once<bf16, transposed, columns>(out, a, p, rows, lane, warp);
-  else decayed_by_levels<bf16, transposed, columns>(out, a, p, rows, lane, warp);
+  for (int n = 0; n < (bounded ? 0 : columns / 8); ++n)
+    small = small && of.within(limit, warp * 16 + lane / 4, warp * 16 + 7, n)
+            && (later == sums || by.within(limit, warp * 16 + lane / 4, warp * 16 + 7, n));
+  if (bounded || __all_sync(~0u, small)) decayed_at_once<bf16, transposed, columns>(out, a, p, of, by, lane, warp);
+  else decayed_by_levels<bf16, transposed, columns>(out, a, p, of, by, lane, warp);
 }

@@ -12,23 +12,24 @@ def sums_of_groups(x, groups):
         j // columns * 128 + i // 16 * 32 + i % 8 * 4 + j % 8 // 2, j % columns // 8 * 4 + i % 16 // 8 * 2 + j % 2))
 
 
+def sums_of(sums, before):
+    """The sums before each row, or `sums` if there are none."""
+    return sums if before is None else before
+
+
 @T.macro
-def decayed_blocks_cuda(p, x, g, out, limit=0.0, transposed=False, bounded=False):
-    """Row i of `out`, a fragment: the sum over j < i of p[i, j] x[j] exp(g[i] - g[j]). transposed: row j is the sum over i > j of
-    p[i, j] x[i] exp(g[i] - g[j]). limit: of exponents of either sign, relative to the middle row of 16. bounded: none is larger.
-    p [64, 64] and x [64, k] in 16 bits and g [64, k] in float32 lie in shared memory. The threads are whole warp groups."""
+def decayed_blocks_cuda(p, x, g, out, before=None, limit=0.0, transposed=False, bounded=False):
+    """Row i of `out`, a fragment: the sum over j < i of p[i, j] x[j] exp(before[i] - g[j]). transposed: row j is the sum over
+    i > j of p[i, j] x[i] exp(before[i] - g[j]). before: None for g. limit: of exponents of either sign, relative to the middle
+    row of 16. bounded: none is larger. p [64, 64] and x [64, k] in 16 bits and sums [64, k] in float32 lie in shared memory. The
+    threads are whole warp groups."""
     T.import_source(HELPERS)
     groups = T.get_thread_extent() // 128
     T.annotate_layout({out: sums_of_groups(out, groups)})
     options = [p.dtype == "bfloat16", transposed, bounded, x.shape[1], g.shape[1], out.shape[1] // groups]
     name = f"decayed_blocks<{', '.join(str(n).lower() for n in options)}>"
-    T.call_extern("handle", name, out.access_ptr("w"), *(y.access_ptr("r") for y in (p, x, g)), T.float32(limit),
-                  T.get_thread_binding())
-
-
-def sums_of(sums, before):
-    """The sums before each row, or `sums` if there are none."""
-    return sums if before is None else before
+    T.call_extern("handle", name, out.access_ptr("w"), *(y.access_ptr("r") for y in (p, x, g, sums_of(g, before))),
+                  T.float32(limit), T.get_thread_binding())
 
 
 @T.macro

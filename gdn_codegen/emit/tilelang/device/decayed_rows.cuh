@@ -1,4 +1,4 @@
-// What products with decays between rows read of tiles of 64 rows, for operands of mma.m16n8k16 (PTX ISA).
+// Reads rows of tiles, and scales them by decays, for operands of mma.m16n8k16 (PTX ISA).
 
 // Two elements of 16 bit as float32.
 template <bool bf16> static __device__ __forceinline__ float2 two_elements(unsigned x) {
@@ -39,6 +39,11 @@ template <bool bf16, int x_row, int g_row> struct DecayedRows {
   }
   __device__ __forceinline__ float2 other(int r, int n) const {
     return *reinterpret_cast<const float2 *>(others + r * g_row + column + n * 8);
+  }
+  // Whether the sums of row r and of the row 8 below differ by at most `limit` from those of row `from`. No for NaN.
+  __device__ __forceinline__ bool within(float limit, int r, int from, int n) const {
+    const float2 u = sum(r, n), v = sum(r + 8, n), w = other(from, n);
+    return fabsf(u.x - w.x) <= limit && fabsf(u.y - w.y) <= limit && fabsf(v.x - w.x) <= limit && fabsf(v.y - w.y) <= limit;
   }
   // exp of the differences between the sums of row r and those of row `from`, and between the sums of the row 8 below r and those
   // of row `from_8`, times sign. Returns the largest difference of either sign.

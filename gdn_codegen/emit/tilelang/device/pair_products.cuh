@@ -2,7 +2,8 @@
 // warp has 16 rows of the result, and the columns of its warp group, in the order of sums of wgmma, as blocks of 16 x 16.
 
 // Adds a b to the warp's blocks `from_block` to `to_block`, for one or two tiles a. Rows of a decay from those in `from` and
-// `from_8`, rows of b to these. Returns the largest exponent of either sign, but for rows of b in other blocks than those of a.
+// `from_8`, rows of b to these. first_block: the first one of the warp group. Returns the largest exponent of either sign. Those
+// of rows of b in earlier blocks do not count: they are at most 0 if no gate is positive.
 template <bool bf16, int products, int channels, int blocks, typename Rows, typename Others>
 static __device__ __forceinline__ float add_pairs(float (*out)[blocks * 8], const Rows *of, const Others &by, int row, int from,
                                                   int from_8, int first_block, int from_block, int to_block, int lane) {
@@ -48,11 +49,11 @@ static __device__ __forceinline__ bool in_level(int i, int size, int lane) {
   return r > c && (!size || (r / (2 * size) == c / (2 * size) && r / size != c / size));
 }
 
-// registers: the results, `blocks` blocks of each warp group side by side. before: the sums by which rows of a decay, g itself or
-// those before each row. limit: of exponents of either sign. bounded: none is
-// larger. Relative to the middle row of the warp's rows where that makes none larger. Otherwise within a block on the diagonal level
-// by level, as decayed_products does it for larger blocks, and elsewhere relative to the row before the warp's, so that no exponent
-// is positive if no gate is.
+// result, other_result: registers, `blocks` blocks of each warp group side by side. before: the sums by which rows of a decay, g
+// itself or those before each row. limit: of exponents of either sign. bounded: none is larger.
+// Exponents are relative to the middle row of the warp's rows where that makes none larger than the limit. Otherwise a block on the
+// diagonal is computed level by level, as decayed_products does it for larger blocks, and others relative to the row before the
+// warp's, so that no exponent is positive if no gate is.
 template <bool bf16, int products, bool bounded, int channels, int a_row, int b_row, int g_row, int blocks>
 static __device__ __forceinline__ void decayed_pairs(void *result, void *other_result, const void *a, const void *other_a,
                                                      const void *b, const void *g, const void *before, float limit,
