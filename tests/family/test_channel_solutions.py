@@ -21,15 +21,15 @@ SIZES = {"C": 64, "K": 128, "V": 64}
 @pytest.mark.parametrize("page", [pytest.param("kimi_delta_attention", marks=pytest.mark.slow),
                                   *(pytest.param(n, marks=pytest.mark.long) for n in ("gated_delta_rule_2", "rwkv7"))])
 def test_they_are_the_gradients(page: str) -> None:
-    """After each pass, with one product of a level for two values. No kernel computes what solves a system, or reads v and a
-    state for it."""
+    """After each pass, with decayed products by warps, or one product of a level for two values. No kernel computes what solves a
+    system, or reads v and a state for it."""
     traced = find(f"{page}.solved_gradient").trace()
     (solution,) = [t.name for t in traced.role("input") if t.index == "slot" and "C" in t.dims]
     p, seen = lowered(traced)
     assert [k.grid for k in p.kernels] == ["chunks", "sequences", "chunks", "chunks", "chunks"]
     loads = [{o.attr("tensor") for o in k.ops if o.kind == "load"} for k in p.kernels]
     assert not loads[0] & {"v", "S_chunks_vk"} and all(f"{solution}_vk" in loads[n] for n in (2, 3, 4))
-    assert any(o.kind == "halves" for o in seen["decayed_products"].walk.body)
+    assert any(o.kind in ("decayed_blocks", "halves") for o in seen["decayed_products"].walk.body)
     near(page, seen)
 
 

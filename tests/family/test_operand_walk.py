@@ -6,6 +6,7 @@ from tiers import every
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.ops import ORDER
 from gdn_codegen.ir.types import BYTES
+from gdn_codegen.passes.algebra import decayed_products
 from gdn_codegen.passes.storage.live_bytes import live_bytes, packed_bytes
 from gdn_codegen.passes.storage.stored_values import StoredValues
 from gdn_codegen.runtime.build import Build, lowered
@@ -98,7 +99,8 @@ def test_the_operands_of_kimi_delta_attention():
 
 def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
     """The sums of levels are computed as soon as their products are, and tiles in shared memory are cast again for each level.
-    With neither, a thread of 128 would hold more than 300 registers of fragments."""
+    With neither, a thread of 128 would hold more than 300 registers of fragments. So where warps do not compute the products."""
+    monkeypatch.setattr(decayed_products, "by_op", lambda *args: (0, None))
     def live():
         return live_bytes(lowered(build("kimi_delta_attention")).kernels[0], "fragment") // 512
     lowered.cache_clear()
@@ -112,8 +114,8 @@ def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
 
 
 @pytest.mark.parametrize("page, K, threads, blocks", [
-    ("kimi_delta_attention", 128, 256, 0), ("kimi_delta_attention", 64, 128, 0), ("gated_delta_rule_2", 128, 256, 0),
-    ("gla", 128, 256, 0), ("simple_gla", 128, 128, 0), ("delta_rule", 128, 128, 8), ("rwkv7", 128, 512, 0)])
+    ("kimi_delta_attention", 128, 256, 2), ("kimi_delta_attention", 64, 256, 2), ("gated_delta_rule_2", 128, 256, 0),
+    ("gla", 128, 128, 0), ("simple_gla", 128, 128, 0), ("delta_rule", 128, 128, 8), ("rwkv7", 128, 512, 0)])
 def test_threads_and_blocks_follow_from_the_fragments_that_are_live_at_once(page, K, threads, blocks):
     k = lowered(build(page, K, v_block=64)).kernels[0]
     assert (k.threads, k.blocks_per_sm) == (threads, blocks)
@@ -191,7 +193,7 @@ def test_the_bound_of_channels_is_computed_first():
         k = lowered(build("kimi_delta_attention", v_block=64, **fields)).kernels[0]
         assert k.threads == 256
         return packed_bytes(k)
-    assert shared(partition="decay") < 1.05 * shared() < 113 * 1024
+    assert shared() <= shared(partition="decay") < 1.2 * shared() < 100 * 1024
 
 
 def test_the_largest_of_a_vector_is_an_array_of_one():
