@@ -186,10 +186,10 @@ def o_S_kernel(t):
         scale: T.float32,
     ):
         with t.kernel((ends - 1) * HV * (V // BV), threads=32) as instance:
-            walk = T.alloc_var(T.int32, init=T.truncdiv(instance, (V // BV)))
-            block = T.alloc_var(T.int32, init=instance - walk * (V // BV))
-            n = T.alloc_var(T.int32, init=T.truncdiv(walk, HV))
-            hv = T.alloc_var(T.int32, init=walk - n * HV)
+            outer = T.alloc_var(T.int32, init=T.truncdiv(instance, (V // BV)))
+            block = T.alloc_var(T.int32, init=instance - outer * (V // BV))
+            n = T.alloc_var(T.int32, init=T.truncdiv(outer, HV))
+            hv = T.alloc_var(T.int32, init=outer - n * HV)
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             state_indices_n = T.cast(state_indices_in[n], T.int64)
             b = n * batched

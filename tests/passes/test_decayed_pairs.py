@@ -123,5 +123,5 @@ def test_other_tiles_are_refused() -> None:
         sums = {o.args[2] for o in k.ops if o.kind == "decayed_pairs"}
         home = {o.buffer for o in k.ops if o.out in sums}
         return replace(k, buffers=tuple(replace(b, dtype="bfloat16") if b.name in home else b for b in k.buffers))
-    with pytest.raises(EmitError, match=r"decayed_pairs .* has 128 threads, and tiles of .*accepted: .* one dtype of 16 bits"):
+    with pytest.raises(EmitError, match=r"decayed_pairs .* has 128 threads, and tiles .*accepted: .* one dtype of 16 bits"):
         find("tilelang").emit(p.map_kernels(narrow), "bthd", 0)

@@ -19,7 +19,7 @@ def decayed_blocks(w: KernelWriter, o: Op, p: Value, x: Value, g: Value, *before
     held = w.buffers[p.buffer]
     if o.attr("size") != ROWS or held.shape != (ROWS, ROWS) or held.pad:
         raise EmitError(f"tilelang: {o.kind} ({o.out}, {o.line}) has blocks of {o.attr('size')} rows, and a square tile of "
-                        f"{held.shape} with {held.pad} more columns in memory; accepted: {ROWS} rows, and {(ROWS, ROWS)} without")
+                        f"{held.shape}, padded by {held.pad}; accepted: {ROWS} rows, and {(ROWS, ROWS)} without padding")
     _expect(w, o, (p, x), (g, *before))
     options = [*_before(w, before), _limit(o), *(["transposed=True"] if o.attr("transposed") else [])]
     w.line(f"t.decayed_blocks({', '.join([*(w.name(y.buffer) for y in (p, x, g)), w.name(o.buffer), *options])})")
@@ -55,8 +55,8 @@ def _expect(w: KernelWriter, o: Op, tiles: tuple[Value, ...], sums: tuple[Value,
     held, of_sums = ([w.buffers[y.buffer] for y in some] for some in (tiles, sums))
     if any(x.shape[0] != ROWS for x in held) or {x.dtype for x in held} not in ({"float16"}, {"bfloat16"}) \
             or {(x.dtype, x.pad) for x in of_sums} != {("float32", of_sums[0].pad)} or w.k.threads % GROUP:
-        found = ", ".join(f"{x.shape} in {x.dtype} with {x.pad} more columns in memory" for x in (*held, *of_sums))
-        raise EmitError(f"tilelang: {o.kind} ({o.out}, {o.line}) has {w.k.threads} threads, and tiles of {found}; accepted: a "
+        found = ", ".join(f"{x.shape} in {x.dtype}, padded by {x.pad}" for x in (*held, *of_sums))
+        raise EmitError(f"tilelang: {o.kind} ({o.out}, {o.line}) has {w.k.threads} threads, and tiles {found}; accepted: a "
                         f"multiple of {GROUP} threads, {ROWS} rows, one dtype of 16 bits, and sums in float32 that lie alike")
     for name, rows in {w.name(x.name): x.pad or x.shape[1] % 64 for x in held}.items():  # `layouts` has others swizzled
         w.line(f"t.expect_{'rows' if rows else 'swizzled'}({name})")

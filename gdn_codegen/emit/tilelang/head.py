@@ -119,7 +119,7 @@ class Head(Tiles):
         """
         out = []
         for at in range(len(dims) - 1, 0, -1):
-            (name, many), slower = dims[at], "walk" if at > 1 else dims[0][0]
+            (name, many), slower = dims[at], "outer" if at > 1 else dims[0][0]
             out += [(slower, f"T.truncdiv({number}, {many})", True), (name, f"{number} - {slower} * {many}", True)]
             number = slower
         return out

@@ -32,7 +32,7 @@ BELOW = "below"  # the variable with the result of `t.below_diagonal`
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "passed", "row",
        "rows", "slot",
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "walk", "group",
+       "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "outer", "group",
        "row_end", "clear_begin", "clear_end", "rest", "first_instance", "iteration", "iterations_before", "items_before",
        "tails_before", "turn", "lane", "step", "piece", "rank", "least_span", EVERY, SUMMED, AT_A_TIME, INSTANCES, UNITS, BELOW}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.

@@ -2,7 +2,8 @@
 
 - A running sum, or an inverse of a whole tile, takes one warp. Two or four such ops in a row run side by side, if the block has
   enough warps.
-- Two `decayed_pairs` in a row with the same second operand and sums share what scales their operands.
+- Two `decayed_pairs` in a row with the same second operand and sums share what scales their operands. Of three or more in a row
+  none are marked.
 - Asynchronous copies of rows of tokens that start together check once whether the chunk is full.
 
 The marked ops are neighbours, and each mark says how many there are. `check_storage` checks that no op of such a row writes

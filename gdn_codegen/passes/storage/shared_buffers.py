@@ -11,7 +11,7 @@ from ...ir.core import Kernel, Loop, Op, loops, walk
 from ...ir.ops import AHEAD
 from .stored_values import DECAYED, StoredValues, over
 
-#: Ops that may run at the same time as a neighbour of the same kind.
+#: Ops that may run at the same time as a neighbour of the same kind, and write to shared memory, not to registers.
 SIDE_BY_SIDE = ("cumsum", "diag_inverse")
 
 

@@ -2,8 +2,8 @@
 // warp has 16 rows of the result, and the columns of its warp group, in the order of sums of wgmma, as blocks of 16 x 16.
 
 // Adds a b to the warp's blocks `from_block` to `to_block`, for one or two tiles a. Rows of a decay from those in `from` and
-// `from_8`, rows of b to these. first_block: the first one of the warp group. Returns the largest exponent of either sign. Those
-// of rows of b in earlier blocks do not count: they are at most 0 if no gate is positive.
+// `from_8`, rows of b to these. first_block: the first one of the warp group. Returns the largest exponent of either sign in
+// rows of a. Those of rows of b are no larger where an entry is below the diagonal, and no gate is positive.
 template <bool bf16, int products, int channels, int blocks, typename Rows, typename Others>
 static __device__ __forceinline__ float add_pairs(float (*out)[blocks * 8], const Rows *of, const Others &by, int row, int from,
                                                   int from_8, int first_block, int from_block, int to_block, int lane) {
@@ -27,8 +27,7 @@ static __device__ __forceinline__ float add_pairs(float (*out)[blocks * 8], cons
       const int r = (first_block + block) * 16 + lane / 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float exponent = by.decays(e, r, from, from_8, n + half, -1.f);
-        if (first_block + block == row / 16) most = fmaxf(most, exponent);
+        by.decays(e, r, from, from_8, n + half, -1.f);
         by.scaled(x, e, r, n + half);
         b[half] = two_rounded<bf16>(x[0], x[1]), b[half + 2] = two_rounded<bf16>(x[2], x[3]);
       }
