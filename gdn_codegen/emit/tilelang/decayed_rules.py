@@ -15,7 +15,7 @@ ROWS = 64
 
 @rule("decayed_blocks", statement=True)
 def decayed_blocks(w: KernelWriter, o: Op, p: Value, x: Value, g: Value, *before: Value) -> None:
-    """p is swizzled, whatever its size."""
+    """p is square and swizzled. x may be padded instead."""
     held = w.buffers[p.buffer]
     if o.attr("size") != ROWS or held.shape != (ROWS, ROWS) or held.pad:
         raise EmitError(f"tilelang: {o.kind} ({o.out}, {o.line}) has blocks of {o.attr('size')} rows, and a square tile of "
