@@ -91,6 +91,7 @@ from .storage.unfilled import unfilled
 from .sync.async_copies import async_copies
 from .sync.mbarriers import mbarriers
 from .sync.proofs import check_rings, check_storage, check_waits
+from .sync.reused_memory import reused_memory
 from .sync.single_launch import single_launch
 from .sync.synchronise import synchronise
 
@@ -177,6 +178,7 @@ ONE_AGENT: Passes = (
     *BLOCKS,
     ("check_storage", lambda p, c: check_storage(p)),
     ("synchronise", lambda p, c: synchronise(p, c.device)),
+    ("reused_memory", lambda p, c: reused_memory(p, c.device)),
     ("check_waits", lambda p, c: check_waits(p, c.device)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),
 )
@@ -225,6 +227,7 @@ GROUPS: Passes = (
     ("zero_products", lambda p, c: zero_products(p)),
     ("check_storage", lambda p, c: check_storage(p)),
     ("mbarriers", lambda p, c: mbarriers(p, c.groups)),
+    ("reused_memory", lambda p, c: reused_memory(p, c.device)),
     ("warm_up_loop", lambda p, c: warm_up_loop(p)),
     ("check_rings", lambda p, c: check_rings(p, c.groups)),
     ("single_launch", lambda p, c: single_launch(p, c.schedule, c.device)),

@@ -58,7 +58,7 @@ class Asked:
     handle. channels: whether the page has a decay for each channel. lengths: what the host knows (`Lengths`). inverts: whether
     the page has an inverse. bounded: whether the page gives a log decay that bounds how much of the state survives a token
     (`forgets`). block_rows: the rows of the diagonal blocks of a decayed product that one product computes, 1 if log decays have
-    no lower bound. raw: whether kernels compute log decays from raw gates.
+    no lower bound.
     """
 
     head_dims: tuple[int, int]
@@ -72,7 +72,6 @@ class Asked:
     inverts: bool = False
     bounded: bool = False
     block_rows: int = 1
-    raw: bool = False
 
     @property
     def residuals(self) -> dict[str, str]:

@@ -54,15 +54,18 @@ STATE_WALKS: tuple[Varied, ...] = (
 def _storing(*before: tuple[str, ...], **fields: Any) -> tuple[Varied, ...]:
     """Walks for the states of pages with a gate for each channel that also store what the gradient reads of a chunk's inputs
     alone, the preferred one first. In form `unit` the walk reads the inverse as the gradient does. before: the groups of the
-    kernels over chunks, which store it."""
-    kernels = (("@converted",), *before, ("@output", "@state"))
+    kernels over chunks: conversions of inputs, and what stores that."""
+    kernels = (*before, ("@output", "@state"))
     return tuple(("operand_walk", {"kernels": kernels, "form": "unit", **fields, **x})
                  for x in ({"v_block": 64, **IN_PARTS}, {"v_block": 64}, {}))
 
 
-#: These for one kernel over chunks, and for two, of which the second has products of pairs of tokens in pieces of K.
-STORING_WALKS = _storing(("@gate_sum", "@operand", "@gate", "@stateless"))
-STORING_BY_PIECES = _storing(("@gate_sum", "@gate", "@stateless_keyed"), ("@inverse", "@operand", "@stateless"), k_piece=16)
+#: These for one kernel over chunks, and for two, of which the second has products of pairs of tokens in pieces of K. On Hopper
+#: conversions that go entry by entry are in the kernel over chunks: with gates of -5 or more promised, a kernel of their own for
+#: the bound took 132 us, and its derivative 204 (KDA, 1 x 8192, 64 heads, an H200: 3118 us in all, and 2858 without these).
+STORING_WALKS = _storing(("@normed",), ("@gate_sum", "@operand", "@gate", "@stateless"))
+STORING_BY_PIECES = _storing(("@converted",), ("@gate_sum", "@gate", "@stateless_keyed"),
+                             ("@inverse", "@operand", "@stateless"), k_piece=16)
 #: Three kernels: over chunks, the walk back for the derivative by the state alone, over chunks again; one more where inputs have
 #: forms. On an H100 the gradient of 1 x 8192 tokens with 64 heads of Gated DeltaNet took 2.2 ms in TileLang with a walk in halves
 #: of V, 0.3 ms more whole. With a gate for each channel walks for states read operands that another kernel computed. Where a page

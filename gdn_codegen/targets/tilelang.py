@@ -74,9 +74,8 @@ def _model(x: Asked) -> Iterator[Candidate]:
         plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
     if x.few is not None and x.chunk in (None, SHORT_CHUNKS) and x.bounded and x.block_rows >= SHORT_CHUNKS and (
-            x.head_dims == (128, 128) and all(n >= least for n, least in zip(x.shape_class[1:], TURNS[x.raw], strict=True))):
-        fields = HALVES[0] if x.shape_class[1] == FEW_WALKS else WHOLE[0]
-        yield Candidate(varied("walk_in_turn", ARCH, **fields, **x.residuals), "gates have a bound, and walks are many",
+            x.head_dims == (128, 128) and all(n >= least for n, least in zip(x.shape_class[1:], TURNS, strict=True))):
+        yield Candidate(varied("walk_in_turn", ARCH, **x.residuals), "gates have a bound, and walks are many",
                         SHORT_CHUNKS, ARCH)
     for plan in (varied("fused_walk", ARCH, **x.residuals), varied("walk", ARCH, value_heads=heads, **x.residuals)):
         yield Candidate(plan, f"made for {ARCH}", arch=ARCH)
@@ -87,10 +86,10 @@ def _model(x: Asked) -> Iterator[Candidate]:
 
 #: Where gates are -5 or more, a decayed product of 16 tokens is one product. Warps that take such chunks in turn then compute all
 #: operands in the block of the walk, so that none goes through global memory. TURNS: from which classes of walks and of mean
-#: tokens on that pays, whatever the gates are; with raw gates, which take these warps longer, from more walks on. On an H200
-#: calls of 64 walks took 0.67 to 0.7 of the time of `operand_walk` (512 to 8192 tokens; with raw gates and norms 0.92 to 1.1),
-#: of 96 to 256 walks 0.43 to 0.55 (128 to 8192 tokens; 0.6 to 0.62).
-SHORT_CHUNKS, TURNS = 16, {False: (6, 9), True: (7, 9)}
+#: tokens on that pays, whatever the gates are. On an H200 calls of 96 to 256 walks took 0.43 to 0.55 of the time of
+#: `operand_walk` (128 to 8192 tokens; with raw gates and norms 0.6 to 0.62), before its decayed products were computed by warps.
+#: Since then one of 64 walks over 8192 tokens takes 835 us, and 745 with `operand_walk`.
+SHORT_CHUNKS, TURNS = 16, (7, 9)
 assert SM_90A.part_cost is not None
 #: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
 #: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where

@@ -436,6 +436,7 @@ start_next_kernel_cuda = T.pdl_trigger
 wait_for_earlier_kernels_cuda = T.pdl_sync
 shared_cuda = T.alloc_shared
 fragment_cuda = T.alloc_fragment
+barrier_cuda = T.sync_threads
 
 
 @T.macro
@@ -599,14 +600,14 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        as_sums=as_sums_cuda, below_diagonal=below_diagonal_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda,
-        cumsum=cumsum_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
-        fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
-        no_copy=no_copy_cuda, parallel=parallel_cuda, part_chunks=part_chunks_cuda, shared=shared_cuda,
-        staged=staged_cuda, start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda,
-        store_tail=store_tail_cuda, store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length_cuda,
-        whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
+        as_sums=as_sums_cuda, barrier=barrier_cuda, below_diagonal=below_diagonal_cuda,
+        blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, cumsum=cumsum_cuda, expect_swizzled=expect_swizzled_cuda,
+        find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda,
+        load_transposed=load_transposed_cuda, no_copy=no_copy_cuda, parallel=parallel_cuda,
+        part_chunks=part_chunks_cuda, shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda,
+        start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda, store_tile=store_tile_cuda,
+        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
+        warm_up_length=warm_up_length_cuda, whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
 }
 
 
@@ -689,6 +690,7 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
                 for i, j in t.parallel(C, C):
                     if i == j:
                         G_then_diagonal_k_kT[i] = k_kT[i, j]
+                t.barrier()
                 for i in t.parallel(C):
                     F_difference[i] = 1.0 - vector_C[i] * G_then_diagonal_k_kT[i]
                 # F = g + log(maximum(1.0, maximum(F_difference, -F_difference)))

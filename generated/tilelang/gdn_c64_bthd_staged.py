@@ -312,6 +312,7 @@ shared_cpu = T.alloc_local
 fragment_cuda = T.alloc_fragment
 fragment_cpu = T.alloc_local
 staged_cpu = T.alloc_local
+barrier_cuda = T.sync_threads
 
 
 @T.macro
@@ -401,6 +402,10 @@ def kernel_cuda(*grid, threads):
 def kernel_cpu(*grid, threads):
     """The grid of a kernel, as loops."""
     return T.Kernel(*grid)
+
+
+def barrier_cpu():
+    """Nothing: one thread runs an instance."""
 
 
 def blocks_at_least_cpu(n):
@@ -528,13 +533,13 @@ def pointer(x, access):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, expect_swizzled=expect_swizzled_cuda,
-        find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda,
-        no_copy=no_copy_cuda, parallel=parallel_cuda, row_cumsum=row_cumsum_cuda, shared=shared_cuda,
-        staged=staged_cuda, start_copy=start_copy_cuda, wait_copies=wait_copies_cuda,
+        barrier=barrier_cuda, blocks_at_least=blocks_at_least_cuda, copy=copy_cuda,
+        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
+        kernel=kernel_cuda, no_copy=no_copy_cuda, parallel=parallel_cuda, row_cumsum=row_cumsum_cuda,
+        shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda, wait_copies=wait_copies_cuda,
         whole_inverses=whole_inverses_cuda),
     "cpu": SimpleNamespace(
-        blocks_at_least=blocks_at_least_cpu, copy=copy_cpu, expect_swizzled=expect_swizzled_cpu,
+        barrier=barrier_cpu, blocks_at_least=blocks_at_least_cpu, copy=copy_cpu, expect_swizzled=expect_swizzled_cpu,
         find_sequence=find_sequence_cpu, fragment=fragment_cpu, gemm=gemm_cpu, kernel=kernel_cpu, no_copy=no_copy_cpu,
         parallel=parallel_cpu, row_cumsum=row_cumsum_cpu, shared=shared_cpu, staged=staged_cpu,
         start_copy=start_copy_cpu, wait_copies=wait_copies_cpu, whole_inverses=whole_inverses_cpu),
@@ -654,6 +659,7 @@ def Tinv_kernel(t):
                 t.start_copy(A_ws[slot, hv, 0:C, 0:C], A)
                 t.wait_copies()
                 t.copy(A, A_f16)
+                t.barrier()
                 t.copy(A_f16, Tinv_f16_2)
                 # Tinv = unit_lower_inverse(A)
                 t.expect_swizzled(Tinv_f16_2)
@@ -740,6 +746,7 @@ def U_weight_U_offset_kernel(t):
                 t.copy(beta_exp_G_k_f16, tile_C_V)
                 t.gemm(Tinv, tile_C_V, U_weight)
                 t.copy(U_weight, U_weight_f16)
+                t.barrier()
                 t.copy(U_weight_f16, U_weight_f16_out)
                 for i, j in t.parallel(C, K):
                     U_weight_ws[slot, hv, i, j] = U_weight_f16_out[i, j]
@@ -915,6 +922,7 @@ def o_kernel(t):
                 t.gemm(q_kT_D_f16_shared, U, o_sum, clear_accum=False)
                 for i, j in t.parallel(C, V):
                     o_f16[i, j] = scale * o_sum[i, j]
+                t.barrier()
                 t.copy(o_f16, o_f16_out)
                 for i, j in t.parallel(C, V):
                     if i < rows:

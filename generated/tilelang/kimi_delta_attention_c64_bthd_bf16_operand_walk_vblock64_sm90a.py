@@ -542,6 +542,7 @@ wait_for_earlier_kernels_cuda = T.pdl_sync
 shared_cuda = T.alloc_shared
 fragment_cuda = T.alloc_fragment
 bfloat16_cuda = T.bfloat16
+barrier_cuda = T.sync_threads
 
 
 def sums_of_groups(x, groups):
@@ -709,7 +710,7 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        as_sums=as_sums_cuda, bfloat16=bfloat16_cuda, blocks_at_least=blocks_at_least_cuda,
+        as_sums=as_sums_cuda, barrier=barrier_cuda, bfloat16=bfloat16_cuda, blocks_at_least=blocks_at_least_cuda,
         column_cumsum=column_cumsum_cuda, copy=copy_cuda, decayed_pairs=decayed_pairs_cuda,
         expect_rows=expect_rows_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
         fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
@@ -815,6 +816,7 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
                 # exp_G_k = k * exp_G
                 for i, j in t.parallel(C, K):
                     exp_G_k_bf16[i, j] = k_f32[i, j] * exp_G[i, j]
+                t.barrier()
                 t.copy(exp_G_k_bf16, exp_G_k_bf16_out)
                 for i, j in t.parallel(C, K):
                     exp_G_k_ws[slot, hv, i, j] = exp_G_k_bf16_out[i, j]
@@ -830,6 +832,7 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
                 t.copy(exp_G_q_bf16, exp_G_q_bf16_out)
                 for i, j in t.parallel(C, K):
                     exp_G_q_ws[slot, hv, i, j] = exp_G_q_bf16_out[i, j]
+                t.barrier()
                 # last_G = last(G)
                 for i in t.parallel(K):
                     last_G[i] = G[C - 1, i]
@@ -838,6 +841,7 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
                 # k_decay_to_end = k * exp(last_G[None, :] - G)
                 for i, j in t.parallel(C, K):
                     k_decay_to_end_bf16[i, j] = k_f32[i, j] * T.exp(last_G[j] - G[i, j])
+                t.barrier()
                 t.copy(k_decay_to_end_bf16, k_decay_to_end_bf16_out)
                 for i, j in t.parallel(C, K):
                     k_decay_to_end_ws[slot, hv, i, j] = k_decay_to_end_bf16_out[i, j]

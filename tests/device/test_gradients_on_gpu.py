@@ -78,6 +78,17 @@ def test_few_long_walks_with_gates_of_channels(target, gates, page, monkeypatch)
     compared(problems.Problem(page, target, dtype=torch.bfloat16, case=Case((1700,), gates=gates)))
 
 
+@pytest.mark.parametrize("page", ["kimi_delta_attention", "gated_delta_rule_2"])
+@pytest.mark.parametrize("lengths", [LENGTHS, (1700,)], ids=["short", "long"])
+@pytest.mark.parametrize("target", HERE)
+def test_log_decays_that_are_promised_to_be_bounded(target, lengths, page, monkeypatch):
+    for n in ("K", "V"):
+        monkeypatch.setitem(problems.SIZES, n, 128)
+    p = problems.Problem(page, target, lengths, dtype=torch.bfloat16)
+    p.x[p.gate] = -5 * torch.rand(p.x[p.gate].shape, generator=torch.Generator().manual_seed(1)).to(p.device)
+    compared(p, safe_gate=True)
+
+
 @pytest.mark.parametrize("page", ["kimi_delta_attention", "gla"])
 @pytest.mark.parametrize("gate", ["log sigmoid", -5.0])
 @pytest.mark.parametrize("target", HERE)
@@ -99,15 +110,9 @@ def test_gradients_of_gates_are_as_exact_as_others(target, gate, page, monkeypat
     assert all(e < 6e-3 for e in errors.values()), errors
 
 
-@pytest.mark.parametrize("page", ["gated_delta_rule", "delta_rule", "simple_gla", "kimi_delta_attention", "gla"])
-@pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize("lengths", [LENGTHS, (1700,)], ids=["short", "long"])
-@pytest.mark.parametrize("target", HERE)
-def test_input_forms(target, lengths, size, page, monkeypatch):
-    """Raw gates, what comes before a sigmoid, and rows that the kernels divide by their norms, as layers of FLA call."""
-    for n in ("K", "V"):
-        monkeypatch.setitem(problems.SIZES, n, size)
-    p, gen = problems.Problem(page, target, lengths, dtype=torch.bfloat16), torch.Generator().manual_seed(2)
+def as_layers_call(p):
+    """Gives `p` inputs as a layer does. Returns what the page reads of them, A_log and dt_bias, and the words of the call."""
+    gen = torch.Generator().manual_seed(2)
     forms, numbers, said = {n: gradients.norm(n) for n in ("q", "k")}, {}, {"use_qk_l2norm_in_kernel": True}
     p.x |= {n: 3 * p.x[n] for n in ("q", "k")}
     if p.gate:
@@ -119,7 +124,36 @@ def test_input_forms(target, lengths, size, page, monkeypatch):
     if "beta" in p.x:
         p.x["beta"] = torch.randn(p.x["beta"].shape, generator=gen).to(p.device)
         forms, said = {**forms, "beta": lambda x: x["beta"].sigmoid()}, {**said, "beta_form": "sigmoid"}
+    return forms, numbers, said
+
+
+@pytest.mark.parametrize("page", ["gated_delta_rule", "delta_rule", "simple_gla", "kimi_delta_attention", "gla"])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("lengths", [LENGTHS, (1700,)], ids=["short", "long"])
+@pytest.mark.parametrize("target", HERE)
+def test_input_forms(target, lengths, size, page, monkeypatch):
+    """Raw gates, what comes before a sigmoid, and rows that the kernels divide by their norms, as layers of FLA call."""
+    for n in ("K", "V"):
+        monkeypatch.setitem(problems.SIZES, n, size)
+    p = problems.Problem(page, target, lengths, dtype=torch.bfloat16)
+    forms, numbers, said = as_layers_call(p)
     compared(p, forms, numbers, **said)
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_a_hundred_calls_give_the_same_bits(target, monkeypatch):
+    """A copy that starts while another warp group still reads its memory spoils some calls only."""
+    for n in ("K", "V"):
+        monkeypatch.setitem(problems.SIZES, n, 128)
+    p = problems.Problem("kimi_delta_attention", target, (1000,), dtype=torch.bfloat16)
+    _, numbers, said = as_layers_call(p)
+    x = {n: y.clone().requires_grad_() for n, y in {**p.x, **numbers}.items()}
+    calls = []
+    for _ in range(100):
+        o, _ = p.call({n: y for n, y in x.items() if n in p.x}, **{n: x[n] for n in numbers}, **said)
+        calls.append([o, *torch.autograd.grad(o, list(x.values()), torch.ones_like(o))])
+    assert not any(y.isnan().any() for y in calls[0])
+    assert all(torch.equal(a, b) for call in calls for a, b in zip(call, calls[0], strict=True))
 
 
 @pytest.mark.parametrize("save", ["nothing", "rounded_states", "states"])

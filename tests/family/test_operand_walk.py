@@ -114,7 +114,7 @@ def test_fragments_do_not_stay_live_over_later_products(monkeypatch):
 
 
 @pytest.mark.parametrize("page, K, threads, blocks", [
-    ("kimi_delta_attention", 128, 256, 2), ("kimi_delta_attention", 64, 256, 2), ("gated_delta_rule_2", 128, 256, 0),
+    ("kimi_delta_attention", 128, 256, 2), ("kimi_delta_attention", 64, 256, 2), ("gated_delta_rule_2", 128, 256, 2),
     ("gla", 128, 128, 0), ("simple_gla", 128, 128, 0), ("delta_rule", 128, 128, 8), ("rwkv7", 128, 512, 0)])
 def test_threads_and_blocks_follow_from_the_fragments_that_are_live_at_once(page, K, threads, blocks):
     k = lowered(build(page, K, v_block=64)).kernels[0]

@@ -7,7 +7,7 @@ from reference import expected, in_form, passed, problem, rms_error
 
 from gdn_codegen import algorithms
 from gdn_codegen.ir.body import Body
-from gdn_codegen.ir.builder import algorithm, carried
+from gdn_codegen.ir.builder import algorithm, carried, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.core import Loop, walk
 from gdn_codegen.ir.interpret import Interpreter, Problem, interpret
 from gdn_codegen.ir.verify import VerifyError, verify
@@ -143,6 +143,17 @@ def test_a_scaled_input_that_is_read_as_it_is():
     n = k / torch.sqrt((k * k).sum(-1, keepdim=True) + 1e-6)
     assert rms_error(got["o"][:, 0], (n + q)[:, 0] @ S[0, 0]) < 1e-14
     assert rms_error(got["final_state"][0, 0], S[0, 0] + (n - q)[:, 0].T @ v[:, 0]) < 1e-14
+
+
+def test_a_value_that_would_be_divided_by_a_norm():
+    """Rows of U would be held as r U. The page gives U itself, and r is 0 for a row of zeros."""
+    @algorithm(k="C K", v="C V", S=carried("K V"))
+    def odd(k, v, S):
+        U = unit_lower_inverse(strictly_lower(k @ k.T)) @ (v - k @ S)
+        S = S + k.T @ U
+        return U, S
+    p = caller_inputs(odd.trace(), Contract.parse("k=l2norm"))
+    assert p.scales and row_scales(p) == replace(p, scales=())
 
 
 @pytest.mark.parametrize("contract", ["g=linear", "g=raw", "beta=sigmoid"])

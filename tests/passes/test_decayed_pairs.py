@@ -55,13 +55,12 @@ def test_it_has_the_entries_of_decayed_product_below_the_diagonal(exclusive: boo
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("page, sums", [
-    ("kimi_delta_attention", [1, 1]), ("gla", [1]), ("gated_delta_rule_2", []), ("rwkv7", [1, 1, 2, 2])])
+    ("kimi_delta_attention", [1, 1]), ("gla", [1]), ("gated_delta_rule_2", [1, 1]), ("rwkv7", [1, 1, 2, 2])])
 def test_warps_compute_decayed_products(page: str, sums: list[int]) -> None:
-    """By loaded tiles, with sums of each token or before it. There is no level. GDN-2 has a computed tile."""
+    """With sums of each token or before it. There is no level. GDN-2 has a computed tile."""
     ops = found(build(page))
-    assert sorted(len(o.args) - 2 for o in ops) == sums and {o.attr("limit") for o in ops} == ({40.0} if sums else set())
-    levels = any(o.kind in ("pairs", "halves", "to_middle") for k in lowered(build(page)).kernels for o in k.ops)
-    assert levels == (not sums)
+    assert sorted(len(o.args) - 2 for o in ops) == sums and {o.attr("limit") for o in ops} == {40.0}
+    assert not any(o.kind in ("pairs", "halves", "to_middle") for k in lowered(build(page)).kernels for o in k.ops)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -84,6 +83,14 @@ def test_two_products_share_what_scales_their_operands(partition: str | None) ->
     assert [o.attr(BESIDE) for o in found(build("gla"))] == [None]
     text = render(build("rwkv7"))
     assert text.count("before=W0, limit=40.0)") == 2 and text.count("t.decayed_pairs((") == 4
+
+
+@pytest.mark.parametrize("gates", ["raw", "safe"])
+def test_norms_scale_the_products(gates: str) -> None:
+    """These read rows as callers give them, together."""
+    b = build("kimi_delta_attention", K=64, accept=f"g={gates},beta=sigmoid,q=l2norm,k=l2norm")
+    given = {o.out for k in lowered(b).kernels for o in k.ops if o.kind == "load" and o.attr("tensor") in ("q", "k")}
+    assert [o.attr(BESIDE) for o in found(b)] == [2, 2] and all(set(o.args[:2]) <= given for o in found(b))
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -104,13 +104,13 @@ def test_stored_sums_keep_the_bound_of_their_gates(accept: str, dtype: str, leas
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("page, dtype, limit", [
     ("kimi_delta_attention", "bfloat16", 40.0), ("kimi_delta_attention", "float16", 0.0), ("gla", "bfloat16", 40.0),
-    ("gated_delta_rule_2", "bfloat16", 40.0), ("rwkv7", "bfloat16", 40.0), (f"{__file__}:scaled_rows", "bfloat16", None)])
-def test_warps_compute_decayed_products(page: str, dtype: str, limit: float | None) -> None:
-    """Derivatives by loaded tiles, all levels of them. Not those by computed tiles."""
+    ("gated_delta_rule_2", "bfloat16", 40.0), ("rwkv7", "bfloat16", 40.0), (f"{__file__}:scaled_rows", "bfloat16", 40.0)])
+def test_warps_compute_decayed_products(page: str, dtype: str, limit: float) -> None:
+    """All levels of derivatives by loaded tiles and by computed ones."""
     kernels = lowered(builds(page, dtype=dtype).gradient).kernels
     blocks = [o for k in kernels for o in k.ops if o.kind == "decayed_blocks"]
-    assert {(o.attr("size"), o.attr("limit")) for o in blocks} == ({(64, limit)} if limit is not None else set())
-    assert {o.attr("transposed", False) for o in blocks} == ({False, True} if limit is not None else set())
+    assert {(o.attr("size"), o.attr("limit")) for o in blocks} == {(64, limit)}
+    assert {o.attr("transposed", False) for o in blocks} == {False, True}
     if page == "kimi_delta_attention":
         both = [k for k in kernels if count(k, "decayed_blocks")]
         assert len(both) == 2 and not any(count(k, "pairs") for k in kernels)
@@ -124,6 +124,18 @@ def test_products_of_the_walk_back_accumulate() -> None:
     assert count(walk, "matmul") == 4 and not count(walk, "add")
     assert sum(len(o.args) == 3 for o in walk.ops if o.kind == "matmul") == 4
     assert "scale_d_o_ws" in loads(walk)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_forms_that_go_entry_by_entry_have_no_kernel() -> None:
+    """A bound of g is in the kernel over chunks, and its derivative in that of d_g. A norm has a kernel of its own."""
+    x = builds("kimi_delta_attention", "g=floored")
+    assert x.states and len(lowered(x.states).kernels) == 2
+    last = lowered(x.gradient).kernels[-1]
+    assert "g" in loads(last) and {"d_k", "d_g"} <= {str(o.attr("tensor")) for o in last.ops if o.kind == "store"}
+    layer = builds("kimi_delta_attention", "beta=sigmoid,g=raw,k=l2norm,q=l2norm").states
+    assert layer
+    assert [("g" in loads(k), "k" in loads(k)) for k in lowered(layer).kernels[:-1]] == [(False, True), (True, False)]
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -38,7 +38,8 @@ def row_sum(w: KernelWriter, o: Op, x: Value) -> None:
 @rule("row_max", statement=True)
 def row_max(w: KernelWriter, o: Op, x: Value) -> None:
     within = o.attr("within") or w.dim(x.dims[-1])
-    w.line(f"t.{'row' if x.dims[1:] else 'vector'}_max({_storage(w, o, x)}, {w.name(o.buffer)}, {within})")
+    threads = f", {w.k.threads}" if x.dims[1:] and not w.k.agents else ""
+    w.line(f"t.{'row' if x.dims[1:] else 'vector'}_max({_storage(w, o, x)}, {w.name(o.buffer)}, {within}{threads})")
 
 
 @rule("column_sum", statement=True)

@@ -27,15 +27,8 @@ def by_op(group: list[Op], p: Program, dtype: str, limit: float, rows: int, bloc
     chunk, at_once = p.sizes["C"], rows // WARPS_OF_GROUP if by_warps else rows
     derivatives = all(o.kind == "decayed_matmul" for o in group)
     if by_warps:
-        fits = rows == chunk > block and dtype != "float32" and (derivatives or limit > 0) and _loaded(group, p)
+        fits = rows == chunk > block and dtype != "float32" and (derivatives or limit > 0)
     else:  # scaled operands are too large for float16
         fits = block <= rows < chunk and dtype == "bfloat16" and derivatives
     return (rows, inf if block >= at_once else limit) if fits else (0, None)
 
-
-def _loaded(group: list[Op], p: Program) -> bool:
-    """Whether tiles of channels are loaded in 16 bits. Device code could read computed ones, too, but no build with one has
-    passed on a GPU."""
-    defs = {o.out: o for o in p.walk.body if isinstance(o, Op)}
-    tiles = [defs[a] for o in group for a in o.args[o.kind == "decayed_matmul":2]]
-    return all(x.kind == "load" and not p.tensor(x.attr("tensor")).wide for x in tiles)

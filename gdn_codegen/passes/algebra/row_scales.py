@@ -19,15 +19,19 @@ from ...ir.core import Op, Program, Stmt, walk
 from ..common import with_walk_body
 from ..match import Found, matches
 from ..stage import takes
-from .scaled import Powers, Scaled, inverse, times
+from .scaled import Divides, Powers, Scaled, inverse, times
 
 
 @takes("traced")
 def row_scales(p: Program) -> Program:
-    """`p` with products that read unscaled inputs. `scales` keeps the vectors that are still computed."""
+    """`p` with products that read unscaled inputs. `scales` keeps the vectors that are still computed. `p` itself if a value
+    would have to be divided by a scale, which is 0 for a row of zeros."""
     if not p.scales:
         return p
-    done = with_walk_body(p, _Scale(p).run())
+    try:
+        done = with_walk_body(p, _Scale(p).run())
+    except Divides:
+        return replace(p, scales=())
     kept = {o.out for o in walk(done.walk.body)}
     return replace(done, scales=tuple(n for n in p.scales if n in kept))
 
@@ -62,6 +66,8 @@ class _Scale(Scaled):
             self.put(o.kind, *o.args, name=o.out, line=o.line, **attrs)
         elif o.kind == "matmul" and len(o.args) == 2:
             self.matmul(o, parts)
+        elif o.kind == "decayed_pairs" and not (parts[0][2] or parts[1][2]):
+            self.product(o, [y for y, *_ in parts], parts[0][1], parts[1][1])
         elif o.kind in ("neg", "lower") and not o.attr("fill"):
             (y, rows, cols), = parts
             self.result(o, o.kind, [y], rows, cols, attrs)
@@ -118,12 +124,16 @@ class _Scale(Scaled):
                 y = self.scaled(y, {}, between, o.line) if tb else self.scaled(y, between, {}, o.line)
             else:
                 x = self.scaled(x, between, {}, o.line) if ta else self.scaled(x, {}, between, o.line)
+        self.product(o, [x, y], left, right)
+
+    def product(self, o: Op, args: list[str], left: Powers, right: Powers) -> None:
+        """A product of tiles without their scales. Positive powers of rows are applied directly after it."""
         now = {n: e for n, e in left.items() if e > 0}  # applied directly after the product
         left = {n: e for n, e in left.items() if e < 0}
         if not now:
-            self.result(o, "matmul", [x, y], left, right, dict(o.attrs))
+            self.result(o, o.kind, args, left, right, dict(o.attrs))
             return
-        product = self.put("matmul", x, y, line=o.line, **dict(o.attrs))
+        product = self.put(o.kind, *args, line=o.line, **dict(o.attrs))
         if o.out in self.whole and (left or right):
             self.scaled(product, times(now, left), right, o.line, o.out)
         else:

@@ -9,7 +9,7 @@ from ..match import matches
 
 Powers = dict[str, int]  # vector -> power
 #: Ops that the scales of an operand can pass. Other ops need the scaled value itself.
-FOLLOWED = ("matmul", "mul", "neg", "strictly_lower", "lower", "unit_lower_inverse", "row_sum", "add", "sub")
+FOLLOWED = ("matmul", "decayed_pairs", "mul", "neg", "strictly_lower", "lower", "unit_lower_inverse", "row_sum", "add", "sub")
 
 
 def times(a: Powers, b: Powers) -> Powers:
@@ -21,6 +21,10 @@ def times(a: Powers, b: Powers) -> Powers:
 def inverse(a: Powers) -> Powers:
     """One divided by a product of powers."""
     return {n: -e for n, e in a.items()}
+
+
+class Divides(Exception):
+    """A value is needed that is held divided by a scale. Scales may be 0."""
 
 
 class Scaled:
@@ -54,15 +58,12 @@ class Scaled:
         return out
 
     def vector(self, powers: Powers, line: Line) -> str:
-        """The vector that is the product of these powers. At least one power is not 0."""
+        """The vector that is the product of these powers. At least one power is not 0. Divides if one is negative."""
+        if min(powers.values()) < 0:
+            raise Divides(f"{line}: divides by {min(powers, key=powers.__getitem__)}")
         out = ""
-        for sign in (1, -1):
-            for n, e in powers.items():
-                for _ in range(max(0, e * sign)):
-                    if sign < 0:
-                        out = self.put("div", out or self.put("const", value=1.0), n, line=line)
-                    else:
-                        out = self.put("mul", out, n, line=line) if out else n
+        for n in (n for n, e in powers.items() for _ in range(e)):
+            out = self.put("mul", out, n, line=line) if out else n
         return out
 
     def rows(self, x: str, v: str, line: Line, name: str = "") -> str:

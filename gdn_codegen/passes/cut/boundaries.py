@@ -14,7 +14,7 @@ from ..common import with_walk_body
 from ..stage import takes
 
 #: The roles that are defined by boundaries.
-NAMES = {"@converted", "@core"}
+NAMES = {"@converted", "@normed", "@core"}
 
 
 @takes("traced")

@@ -19,7 +19,8 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
   tokens that depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
 - sum: a sum over rows or columns of a tile that depends on a state. gate_sum: a running sum that depends on none.
 - stateless, stateless_keyed: outputs that depend on no state, all and those with the dim K. tile: one of several numbers a token.
-- converted: an input after its form. core: what the page gives; of an input with a form the cotangent of the converted value.
+- converted: an input after its form. normed: one that reads sums over its rows. core: what the page gives; of an input with a
+  form the cotangent of the converted value. entrywise: an output that is a cotangent's derivative entry by entry.
 """
 from __future__ import annotations
 
@@ -27,8 +28,10 @@ from ...ir.core import Op, Program, types, uses
 from ...ir.dataflow import after
 from ...ir.ops import OPS
 from ...schedule.schedule import ROLES
+from .entrywise import entrywise, summed
 from .groups import keeps_state
-from .sums import factors, scores, stored_inverses, sums
+from .sums import factors, scores, sums
+from .sums import inverses as set_of_inverses
 
 
 def roles(p: Program) -> dict[str, tuple[str, ...]]:
@@ -58,7 +61,7 @@ class _Roles:
 
     def of(self) -> dict[str, tuple[str, ...]]:
         """The values of each role, in the order of their definition."""
-        inverses = self.inverses()
+        inverses = set_of_inverses(self.ops, self.read, self.waits)
         operands = {a for o in self.products(inverses) for a in o.args if a in inverses}
         free = [o.out for o in self.products(inverses) if o.out not in self.waits
                 and any(o.out in x.args and x.out in self.waits for x in self.ops)]
@@ -79,21 +82,14 @@ class _Roles:
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given | self.read)
                for r, names in found.items()}
         late = {"early": (early := self.early()), "early_keyless": tuple(n for n in early if "K" not in self.type[n].dims),
-                "converted": tuple(o.out for o in self.ops if o.kind == "boundary" and not o.attr("back")), "core": self.core,
+                "converted": (made := tuple(o.out for o in self.ops if o.kind == "boundary" and not o.attr("back"))),
+                "normed": tuple(n for n in made if summed(n, self.defs)), "core": self.core,
+                "entrywise": tuple(n for n in self.defs if n in entrywise(self.ops, self.core, self.outputs, self.type)),
                 "stateless": (alone := tuple(n for n in self.outputs if n not in self.waits)), "keyless": self.keyless(),
                 "stateless_keyed": tuple(n for n in alone if "K" in self.type[n].dims), "state": self.states,
                 "output": self.outputs, "tile": tuple(n for n in self.core if self.type[n].rank == 2)}
         assert {*own, *late} == set(ROLES)
         return {**own, **late}
-
-    def inverses(self) -> set[str]:
-        """Inverses, computed or loaded, and state-free tiles of the same dims that elementwise ops compute from one."""
-        out = stored_inverses(self.ops, self.read)
-        for o in self.ops:
-            same = [a for a in o.args if a in out and self.type[a].dims == self.type[o.out].dims] if o.out else []
-            if o.kind == "unit_lower_inverse" or (same and OPS[o.kind].elementwise and o.out not in self.waits):
-                out.add(o.out)
-        return out
 
     def products(self, inverses: set[str]) -> list[Op]:
         """The products that have one of `inverses` as an operand, and on which a result depends."""

@@ -1,10 +1,11 @@
-"""sums: sums of tiles, products that sum over V, which a kernel may store for a later one, factors, and inverses from memory.
+"""sums: sums of tiles, products that sum over V, which a kernel may store for a later one, factors, and inverses.
 `roles` uses it."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 from ...ir.core import Op, uses
+from ...ir.ops import OPS
 
 
 def sums(ops: Sequence[Op], among: Collection[str]) -> list[str]:
@@ -34,7 +35,16 @@ def factors(ops: Sequence[Op], among: Collection[str], dims: Collection[tuple[in
     return {a for o in ops if o.kind == "matmul" and o.out in among and o.type and o.type.dims in dims for a in o.args}
 
 
-def stored_inverses(ops: Sequence[Op], read: Collection[str]) -> set[str]:
-    """The values of `read` that are inverses without the ones on their diagonals: tiles L of which x + L x is computed."""
+def inverses(ops: Sequence[Op], read: Collection[str], waits: Collection[str]) -> set[str]:
+    """Inverses, computed or loaded, and tiles of the same dims that elementwise ops compute from one and that depend on no state.
+
+    Loaded are those values of `read` that lack the ones on their diagonals: tiles L of which x + L x is computed. waits: what
+    depends on a state."""
     of = {o.out: o.args for o in ops if o.kind == "matmul" and o.args[0] in read}
-    return {of[a][0] for o in ops if o.kind == "add" for a in o.args if a in of and of[a][1] in o.args}
+    out = {of[a][0] for o in ops if o.kind == "add" for a in o.args if a in of and of[a][1] in o.args}
+    type_of = {o.out: o.type for o in ops}
+    for o in ops:
+        same = o.out and any(a in out and type_of[a] == o.type for a in o.args)
+        if o.kind == "unit_lower_inverse" or (same and OPS[o.kind].elementwise and o.out not in waits):
+            out.add(o.out)
+    return out

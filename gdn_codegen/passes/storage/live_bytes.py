@@ -41,22 +41,28 @@ def packed_bytes(k: Kernel) -> int:
     return top
 
 
-def _ranges(k: Kernel, spaces: tuple[str, ...]) -> list[tuple[int, int, int]]:
-    """When buffers in `spaces` are live, as (first statement, last statement, bytes).
+def live_ranges(k: Kernel, spaces: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """The first and the last statement of the body between which each buffer in `spaces` is live.
 
     A buffer is live from the first statement that fills it to the last that reads it. A loop is one statement: what its ops fill
     or read is live throughout.
     """
-    size = {b.name: b.slots * prod(b.shape) * BYTES[b.dtype] for b in k.buffers if b.space in spaces}
+    names = {b.name for b in k.buffers if b.space in spaces}
     under: dict[str, set[str]] = {}  # the buffers that an expression reads
-    ends: dict[str, tuple[int, int]] = {}  # the first statement that fills a buffer, and the last that reads it
+    ends: dict[str, tuple[int, int]] = {}
     for n, o in ((n, o) for n, s in enumerate(k.body) for o in (s.ops if isinstance(s, Loop) else (s,))):
         read = set[str]().union(*(under.get(a, ()) for a in o.args))
         if o.out:
             under[o.out] = {o.buffer} if o.buffer else read
-        for x in ({*read, o.buffer} if o.buffer or not o.out else read) & size.keys():
+        for x in ({*read, o.buffer} if o.buffer or not o.out else read) & names:
             ends[x] = ends.get(x, (n, n))[0], n
-    return [(*ends[x], size[x]) for x in sorted(ends)]
+    return ends
+
+
+def _ranges(k: Kernel, spaces: tuple[str, ...]) -> list[tuple[int, int, int]]:
+    """When buffers in `spaces` are live, as (first statement, last statement, bytes), in the order of their names."""
+    size = {b.name: b.slots * prod(b.shape) * BYTES[b.dtype] for b in k.buffers if b.space in spaces}
+    return [(*ends, size[x]) for x, ends in sorted(live_ranges(k, spaces).items())]
 
 
 def most_of_two(device: Device) -> int:

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...input_forms import INPUT_FORMS
 from ...ir.core import Op
 from ...ir.decays import by_channel, log_decays
 from ..build import Build
@@ -14,8 +13,7 @@ def page_facts(b: Build) -> dict[str, Any]:
     page = b.page.trace()
     channels = by_channel(page)
     return {"channels": channels, "inverts": any(isinstance(o, Op) and o.kind == "unit_lower_inverse" for o in page.walk.body),
-            "bounded": bool(page.forgets and log_decays(page)), "block_rows": _block_rows(b) if channels else 1,
-            "raw": any(INPUT_FORMS[form].heads for _, form in b.contract.inputs)}
+            "bounded": bool(page.forgets and log_decays(page)), "block_rows": _block_rows(b) if channels else 1}
 
 
 def _block_rows(b: Build) -> int:

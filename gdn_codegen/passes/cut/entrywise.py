@@ -1,0 +1,48 @@
+"""entrywise: which conversions of inputs, and which of their derivatives, go entry by entry. `roles` uses it.
+
+A conversion that goes entry by entry, as a gate's, can be part of the kernel that reads its result. So can its derivative be part
+of the kernel that gives the cotangent. Others, as a norm, read sums over a row.
+"""
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from ...ir.core import Op
+from ...ir.dataflow import after
+from ...ir.ops import OPS
+from ...ir.types import Tile
+
+#: Ops that give each entry from the same entry of an operand, beside elementwise ones.
+KEEP_ENTRIES = ("boundary", "valid")
+
+
+def keeps_entries(o: Op) -> bool:
+    """Whether `o` reads no sums of entries of its operands."""
+    return OPS[o.kind].elementwise or bool(OPS[o.kind].view) or o.kind in KEEP_ENTRIES
+
+
+def summed(n: str, defs: Mapping[str, Op]) -> bool:
+    """Whether the value `n` depends on sums of entries of an input, as a row that is divided by its norm."""
+    todo, seen = [n], set[str]()
+    while todo:
+        o = defs.get(todo.pop())
+        if o is not None and o.out not in seen:
+            seen.add(o.out)
+            if o.args and not keeps_entries(o):
+                return True
+            todo += o.args
+    return False
+
+
+def entrywise(ops: list[Op], core: Iterable[str], outputs: Collection[str], type_of: Mapping[str, Tile]) -> set[str]:
+    """The tiles of `outputs` that are computed of one cotangent of `core` entry by entry, where no other output reads that
+    cotangent."""
+    found = set[str]()
+    for c in (c for c in core if c not in outputs and type_of[c].rank == 2):
+        reached, same = {c} | after(ops, {c}), {c}
+        for o in ops:
+            if o.out in reached and keeps_entries(o) and reached & set(o.args) <= same and type_of[o.out].dims == type_of[c].dims:
+                same.add(o.out)
+        read = reached & set(outputs)
+        found |= read if read <= same else set()
+    return found
