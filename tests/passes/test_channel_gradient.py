@@ -15,6 +15,7 @@ from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.abi.memory import memory
+from gdn_codegen.passes.algebra import decayed_products
 from gdn_codegen.passes.algebra.canonical import canonical
 from gdn_codegen.passes.algebra.early_terms import early_terms
 from gdn_codegen.passes.algebra.operand_scales import operand_scales
@@ -129,6 +130,16 @@ def test_running_sums_lie_over_the_gates_with_rows_in_different_banks():
         verify(p.map_kernels(lambda k: replace(k, buffers=tuple(replace(b, pad=8) for b in k.buffers))))
 
 
+@pytest.fixture
+def by_levels(monkeypatch):
+    """Builds whose warps compute no decayed product, as those of other GPUs."""
+    lowered.cache_clear()
+    monkeypatch.setattr(decayed_products, "by_op", lambda *args: (0, None))
+    yield
+    lowered.cache_clear()
+
+
+@pytest.mark.usefixtures("by_levels")
 def test_no_load_waits_for_the_product_that_transposes_a_tile():
     """The identity has memory of its own, so that all loads but one of the last kernel's first half come before its products."""
     k = gradient("gated_delta_rule_2").kernels[5]
@@ -139,6 +150,7 @@ def test_no_load_waits_for_the_product_that_transposes_a_tile():
     assert {"k", "G", "b", "S", "d_operand_of_U"} <= {o.out for o in k.ops[:first] if o.kind == "load"}
 
 
+@pytest.mark.usefixtures("by_levels")
 def test_levels_are_computed_one_after_another():
     """The decays of a level come directly before its products, so that those of one level are live at a time."""
     last = gradient("gated_delta_rule_2").kernels[-1]

@@ -3,10 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from gdn_codegen.ir.core import Op
-from gdn_codegen.ir.types import BYTES
+from gdn_codegen.ir.core import Kernel, Loop, Op
+from gdn_codegen.ir.ops import BESIDE
+from gdn_codegen.ir.types import BYTES, Buffer, Tile
 from gdn_codegen.passes.storage.live_bytes import live_ranges
-from gdn_codegen.passes.sync.reused_memory import SHARED
+from gdn_codegen.passes.sync.reused_memory import SHARED, _ordered
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import SCHEDULES, varied
 from gdn_codegen.schedule.contract import Contract
@@ -39,6 +40,26 @@ def test_each_barrier_is_there_and_is_needed():
                 assert unordered(replace(k, body=(*k.body[:n], *k.body[n + 1:]))), k.name
                 tried += 1
     assert tried > 10
+
+
+def test_where_barriers_are():
+    """d is in float32, and a and b in bfloat16. A loop is one statement, and so are ops side by side."""
+    def buffers(**dtypes):
+        return tuple(Buffer(n, "shared", (8, 8), dtype) for n, dtype in dtypes.items())
+
+    def op(kind, out, *args, **attrs):
+        return Op(kind, out, args, tuple(attrs.items()), Tile(("C", "C")), buffer=out)
+    d, y = op("load", "d", tensor="d"), op("exp", "y", "b")
+    k = Kernel("k", "chunks", (op("load", "a", tensor="a"), op("exp", "b", "a"), d, op("exp", "e", "d"), y),
+               buffers=buffers(a="bfloat16", b="bfloat16", d="float32", e="float32", y="bfloat16"))
+    kinds = [s.kind for s in _ordered(k, "block")]
+    assert kinds == ["load", "exp", "barrier", "load", "exp", "barrier", "exp"]
+    beside = replace(k, body=(*k.body[:2], *(x.with_attrs(**{BESIDE: 2}) for x in (op("exp", "e", "b"), op("exp", "y", "b")))),
+                     buffers=buffers(a="float32", b="bfloat16", e="bfloat16", y="bfloat16"))
+    assert [s.kind for s in _ordered(beside, "block")] == ["load", "exp", "barrier", "exp", "exp"]
+    loop = replace(k, body=(k.body[0], op("row_sum", "s", "a"), Loop("chunk", (), (op("load", "b", tensor="b"),))),
+                   buffers=buffers(a="bfloat16", b="bfloat16", s="bfloat16"))
+    assert [getattr(s, "kind", "loop") for s in _ordered(loop, "block")] == ["load", "row_sum", "barrier", "loop"]
 
 
 @pytest.mark.parametrize("target", ["triton", "pto"])

@@ -9,8 +9,11 @@ from test_own_pages import inverse_read_twice
 
 from gdn_codegen.algorithms import find
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, row_sum, strictly_lower, unit_lower_inverse
+from gdn_codegen.ir.core import Op
+from gdn_codegen.ir.types import Tile
 from gdn_codegen.passes.algebra.rewrite import rewrite
 from gdn_codegen.passes.cut.decay_bound import decay_bound
+from gdn_codegen.passes.cut.entrywise import entrywise, summed
 from gdn_codegen.passes.cut.kernels import cut
 from gdn_codegen.passes.cut.roles import roles
 from gdn_codegen.runtime.build import Build
@@ -143,7 +146,7 @@ def test_roles_of_gated_delta_rule(form, own):
     assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",),
                         "summand": own["offset"], "early": own["offset"], "early_keyless": own["offset"],
                         "factor": (), "score": (), "late_score": (), "keyless": ("o",), "sum": (), "tile": ("o",), "core": ("o",),
-                        "converted": (), "stateless": (), "stateless_keyed": (),
+                        "converted": (), "normed": (), "entrywise": (), "stateless": (), "stateless_keyed": (),
                         "pair": (own["operand"][-2],), "keyed": own["weight"], "state_solution": own["solution"],
                         "update": (), **own}
 
@@ -211,3 +214,15 @@ def test_forms_of_schedules_of_roles_suit_pages_without_an_inverse_and_those_of_
 def test_a_form_makes_what_it_adds_to_an_inverse_once():
     p = rewrite(inverse_read_twice.trace(), Schedule("own", (("@output", "@state"),), form="unit"))
     assert roles(p)["inverse"] == ("Tinv_below",)
+
+
+def test_an_entrywise_output_has_one_cotangent():
+    """c, d and e are cotangents. Of the outputs y, z and w only y is computed entry by entry from one of them alone."""
+    tile, vector = Tile(("C", "K")), Tile(("C",))
+    ops = [Op("load", n, (), (), tile) for n in ("c", "d", "e", "x")]
+    ops += [Op("mul", "y", ("c", "x"), (), tile), Op("row_sum", "s", ("d",), (), vector),
+            Op("col", "s_col", ("s",), (), Tile(("C", 1))), Op("mul", "z", ("d", "s_col"), (), tile),
+            Op("mul", "w", ("e", "s_col"), (), tile)]
+    types = {o.out: o.type for o in ops}
+    assert entrywise(ops, ["c", "d", "e"], ["y", "z", "w"], types) == {"y"}
+    assert summed("z", {o.out: o for o in ops}) and not summed("y", {o.out: o for o in ops})

@@ -31,4 +31,3 @@ def by_op(group: list[Op], p: Program, dtype: str, limit: float, rows: int, bloc
     else:  # scaled operands are too large for float16
         fits = block <= rows < chunk and dtype == "bfloat16" and derivatives
     return (rows, inf if block >= at_once else limit) if fits else (0, None)
-

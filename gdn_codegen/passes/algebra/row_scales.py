@@ -24,8 +24,8 @@ from .scaled import Divides, Powers, Scaled, inverse, times
 
 @takes("traced")
 def row_scales(p: Program) -> Program:
-    """`p` with products that read unscaled inputs. `scales` keeps the vectors that are still computed. `p` itself if a value
-    would have to be divided by a scale, which is 0 for a row of zeros."""
+    """`p` with products that read unscaled inputs. `scales` keeps the vectors that are still computed. `p` without
+    `scales` if a value would have to be divided by one of them, which is 0 for a row of zeros: all inputs are scaled then."""
     if not p.scales:
         return p
     try:
@@ -66,7 +66,7 @@ class _Scale(Scaled):
             self.put(o.kind, *o.args, name=o.out, line=o.line, **attrs)
         elif o.kind == "matmul" and len(o.args) == 2:
             self.matmul(o, parts)
-        elif o.kind == "decayed_pairs" and not (parts[0][2] or parts[1][2]):
+        elif o.kind == "decayed_pairs" and not (parts[0][2] or parts[1][2] or any(r or c for _, r, c in parts[2:])):
             self.product(o, [y for y, *_ in parts], parts[0][1], parts[1][1])
         elif o.kind in ("neg", "lower") and not o.attr("fill"):
             (y, rows, cols), = parts

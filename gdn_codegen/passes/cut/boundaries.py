@@ -1,8 +1,8 @@
 """boundaries: drops the boundaries of a traced program that the schedule does not use. All targets run it first.
 
-A gradient has one after each input form of the contract, and one before the derivative of each form. A schedule that names the
-roles `converted` and `core` gives forms, and their derivatives, kernels of their own. Then `cut` drops the boundaries. With other
-schedules the rules of `canonical` see a form and its readers together.
+A gradient has one after each input form of the contract, and one before the derivative of each form. A schedule that names a role
+of NAMES gives forms, or their derivatives, kernels of their own. Then `cut` drops the boundaries. With other schedules the rules
+of `canonical` see a form and its readers together.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..common import with_walk_body
 from ..stage import takes
 
 #: The roles that are defined by boundaries.
-NAMES = {"@converted", "@normed", "@core"}
+NAMES = {"@converted", "@normed", "@core", "@entrywise"}
 
 
 @takes("traced")

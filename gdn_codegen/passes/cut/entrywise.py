@@ -12,13 +12,10 @@ from ...ir.dataflow import after
 from ...ir.ops import OPS
 from ...ir.types import Tile
 
-#: Ops that give each entry from the same entry of an operand, beside elementwise ones.
-KEEP_ENTRIES = ("boundary", "valid")
 
-
-def keeps_entries(o: Op) -> bool:
-    """Whether `o` reads no sums of entries of its operands."""
-    return OPS[o.kind].elementwise or bool(OPS[o.kind].view) or o.kind in KEEP_ENTRIES
+def by_entry(o: Op) -> bool:
+    """Whether an entry of the result depends on the same entry of each operand only. Vectors may be rows or columns."""
+    return OPS[o.kind].elementwise or o.kind in ("valid", "col", "row", "expand")
 
 
 def summed(n: str, defs: Mapping[str, Op]) -> bool:
@@ -28,21 +25,24 @@ def summed(n: str, defs: Mapping[str, Op]) -> bool:
         o = defs.get(todo.pop())
         if o is not None and o.out not in seen:
             seen.add(o.out)
-            if o.args and not keeps_entries(o):
+            if o.args and not by_entry(o):
                 return True
             todo += o.args
     return False
 
 
 def entrywise(ops: list[Op], core: Iterable[str], outputs: Collection[str], type_of: Mapping[str, Tile]) -> set[str]:
-    """The tiles of `outputs` that are computed of one cotangent of `core` entry by entry, where no other output reads that
-    cotangent."""
-    found = set[str]()
-    for c in (c for c in core if c not in outputs and type_of[c].rank == 2):
+    """The tiles of `outputs` that are computed entry by entry from one cotangent of `core`, where all outputs that read this one
+    are, and no other cotangent is read."""
+    found, others = set[str](), set[str]()
+    for c in (c for c in core if c not in outputs):
         reached, same = {c} | after(ops, {c}), {c}
         for o in ops:
-            if o.out in reached and keeps_entries(o) and reached & set(o.args) <= same and type_of[o.out].dims == type_of[c].dims:
+            if o.out in reached and by_entry(o) and reached & set(o.args) <= same and type_of[o.out].dims == type_of[c].dims:
                 same.add(o.out)
         read = reached & set(outputs)
-        found |= read if read <= same else set()
-    return found
+        alone = type_of[c].rank == 2 and read <= same
+        others |= set() if alone else read
+        others |= found & read
+        found |= read if alone else set()
+    return found - others

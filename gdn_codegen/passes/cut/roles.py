@@ -20,7 +20,7 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - sum: a sum over rows or columns of a tile that depends on a state. gate_sum: a running sum that depends on none.
 - stateless, stateless_keyed: outputs that depend on no state, all and those with the dim K. tile: one of several numbers a token.
 - converted: an input after its form. normed: one that reads sums over its rows. core: what the page gives; of an input with a
-  form the cotangent of the converted value. entrywise: an output that is a cotangent's derivative entry by entry.
+  form the cotangent of the converted value. entrywise: an output that is computed entry by entry from one value of `core`.
 """
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from ...ir.ops import OPS
 from ...schedule.schedule import ROLES
 from .entrywise import entrywise, summed
 from .groups import keeps_state
-from .sums import factors, scores, sums
-from .sums import inverses as set_of_inverses
+from .sums import factors, found_inverses, scores, sums
 
 
 def roles(p: Program) -> dict[str, tuple[str, ...]]:
@@ -61,7 +60,7 @@ class _Roles:
 
     def of(self) -> dict[str, tuple[str, ...]]:
         """The values of each role, in the order of their definition."""
-        inverses = set_of_inverses(self.ops, self.read, self.waits)
+        inverses = found_inverses(self.ops, self.read, self.waits)
         operands = {a for o in self.products(inverses) for a in o.args if a in inverses}
         free = [o.out for o in self.products(inverses) if o.out not in self.waits
                 and any(o.out in x.args and x.out in self.waits for x in self.ops)]
@@ -79,12 +78,13 @@ class _Roles:
             "update": factors(self.ops, self.waits & self.needed, {self.type[n].dims for n in self.states}) & self.operands(),
             "pair": {n for n in self.operands() - inverses if self.type[n].dims == ("C", "C")},
             "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits}
+        by_entry = entrywise(self.ops, self.core, self.outputs, self.type)
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given | self.read)
                for r, names in found.items()}
         late = {"early": (early := self.early()), "early_keyless": tuple(n for n in early if "K" not in self.type[n].dims),
                 "converted": (made := tuple(o.out for o in self.ops if o.kind == "boundary" and not o.attr("back"))),
                 "normed": tuple(n for n in made if summed(n, self.defs)), "core": self.core,
-                "entrywise": tuple(n for n in self.defs if n in entrywise(self.ops, self.core, self.outputs, self.type)),
+                "entrywise": tuple(n for n in self.defs if n in by_entry),
                 "stateless": (alone := tuple(n for n in self.outputs if n not in self.waits)), "keyless": self.keyless(),
                 "stateless_keyed": tuple(n for n in alone if "K" in self.type[n].dims), "state": self.states,
                 "output": self.outputs, "tile": tuple(n for n in self.core if self.type[n].rank == 2)}

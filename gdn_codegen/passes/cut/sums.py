@@ -35,7 +35,7 @@ def factors(ops: Sequence[Op], among: Collection[str], dims: Collection[tuple[in
     return {a for o in ops if o.kind == "matmul" and o.out in among and o.type and o.type.dims in dims for a in o.args}
 
 
-def inverses(ops: Sequence[Op], read: Collection[str], waits: Collection[str]) -> set[str]:
+def found_inverses(ops: Sequence[Op], read: Collection[str], waits: Collection[str]) -> set[str]:
     """Inverses, computed or loaded, and tiles of the same dims that elementwise ops compute from one and that depend on no state.
 
     Loaded are those values of `read` that lack the ones on their diagonals: tiles L of which x + L x is computed. waits: what

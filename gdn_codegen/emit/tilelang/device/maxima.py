@@ -7,7 +7,7 @@ import tilelang.language as T
 
 def rows_of_warps(rows, columns, threads):
     """A layout in which each warp has whole rows, a lane up to four columns side by side. So no sum or maximum of a row crosses
-    warps. TileLang chooses another one for a tile that a branch computes: one column and all rows for each thread."""
+    warps. For a tile that a branch computes TileLang would give each thread one column and all rows."""
     warps, n = threads // 32, math.gcd(columns // 32, 4)
     return T.Fragment((rows, columns), lambda i, j: (
         i % warps * 32 + j // n % 32, i // warps * (columns // 32) + j // (32 * n) * n + j % n))
@@ -17,7 +17,7 @@ def rows_of_warps(rows, columns, threads):
 def row_max_cuda(src, dst, within, threads=0):
     """The largest entry of each row, by a thread block. threads: those of the block, or 0."""
     x, nan = T.alloc_fragment(src.shape, dst.dtype), T.alloc_fragment(src.shape, dst.dtype)
-    if threads and src.shape[0] % (threads // 32) == 0 and src.shape[1] % 32 == 0:
+    if threads >= 32 and src.shape[0] % (threads // 32) == 0 and src.shape[1] % 32 == 0:
         T.annotate_layout({x: rows_of_warps(int(src.shape[0]), int(src.shape[1]), threads)})
     largest, nans = T.alloc_fragment((src.shape[0],), dst.dtype), T.alloc_fragment((src.shape[0],), dst.dtype)
     for i, j in T.Parallel(*src.shape):
