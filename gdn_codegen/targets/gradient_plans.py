@@ -61,7 +61,7 @@ def _storing(*before: tuple[str, ...], **fields: Any) -> tuple[Varied, ...]:
 
 
 #: These for one kernel over chunks, and for two, of which the second has products of pairs of tokens in pieces of K. On Hopper
-#: conversions that go entry by entry are in the kernel over chunks: with gates of -5 or more promised, a kernel of their own for
+#: elementwise conversions are in the kernel over chunks: with gates of -5 or more promised, a kernel of their own for
 #: the bound took 132 us, and its derivative 204 (KDA, 1 x 8192, 64 heads, an H200: 3118 us in all, and 2858 without these).
 STORING_WALKS = _storing(("@normed",), ("@gate_sum", "@operand", "@gate", "@stateless"))
 STORING_BY_PIECES = _storing(("@converted",), ("@gate_sum", "@gate", "@stateless_keyed"),

@@ -1,6 +1,7 @@
 """Device functions: what a module has of them, and what they may use."""
 import ast
 import builtins
+import math
 import re
 
 import pytest
@@ -99,3 +100,18 @@ def test_a_function_that_no_device_has_is_refused():
         tilelang.module_texts({"gemm", "nowhere"}, ("cuda", "cpu"))
     with pytest.raises(EmitError, match="no device function as_sums"):
         tilelang.module_texts({"as_sums"}, ("cpu",))
+
+
+@pytest.mark.parametrize("rows, columns, threads", [
+    (64, 128, 128), (64, 64, 256), (64, 128, 256), (64, 64, 512), (16, 32, 128), (16, 96, 256), (32, 192, 512)])
+def test_each_entry_has_a_register_of_its_own_and_a_row_one_warp(rows, columns, threads):
+    class T:
+        @staticmethod
+        def Fragment(shape, forward):
+            return [[forward(i, j) for j in range(shape[1])] for i in range(shape[0])]
+    found = {"T": T, "math": math}
+    exec(definitions(tilelang.FOLDER / "maxima.py")["rows_of_warps"].text, found)
+    tile = found["rows_of_warps"](rows, columns, threads)
+    places = {x for row in tile for x in row}
+    assert places == {(t, n) for t in range(threads) for n in range(rows * columns // threads)}
+    assert all(len({t // 32 for t, _ in row}) == 1 for row in tile)

@@ -13,7 +13,7 @@ from gdn_codegen.ir.core import Op
 from gdn_codegen.ir.types import Tile
 from gdn_codegen.passes.algebra.rewrite import rewrite
 from gdn_codegen.passes.cut.decay_bound import decay_bound
-from gdn_codegen.passes.cut.entrywise import entrywise, summed
+from gdn_codegen.passes.cut.elementwise import elementwise, sums_rows
 from gdn_codegen.passes.cut.kernels import cut
 from gdn_codegen.passes.cut.roles import roles
 from gdn_codegen.runtime.build import Build
@@ -146,7 +146,7 @@ def test_roles_of_gated_delta_rule(form, own):
     assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",),
                         "summand": own["offset"], "early": own["offset"], "early_keyless": own["offset"],
                         "factor": (), "score": (), "late_score": (), "keyless": ("o",), "sum": (), "tile": ("o",), "core": ("o",),
-                        "converted": (), "normed": (), "entrywise": (), "stateless": (), "stateless_keyed": (),
+                        "converted": (), "normed": (), "elementwise": (), "stateless": (), "stateless_keyed": (),
                         "pair": (own["operand"][-2],), "keyed": own["weight"], "state_solution": own["solution"],
                         "update": (), **own}
 
@@ -216,13 +216,13 @@ def test_a_form_makes_what_it_adds_to_an_inverse_once():
     assert roles(p)["inverse"] == ("Tinv_below",)
 
 
-def test_an_entrywise_output_has_one_cotangent():
-    """c, d and e are cotangents. Of the outputs y, z and w only y is computed entry by entry from one of them alone."""
+def test_an_elementwise_output_has_one_cotangent():
+    """c, d and e are cotangents. Of the outputs y, z and w only y is an elementwise function of one of them."""
     tile, vector = Tile(("C", "K")), Tile(("C",))
     ops = [Op("load", n, (), (), tile) for n in ("c", "d", "e", "x")]
     ops += [Op("mul", "y", ("c", "x"), (), tile), Op("row_sum", "s", ("d",), (), vector),
             Op("col", "s_col", ("s",), (), Tile(("C", 1))), Op("mul", "z", ("d", "s_col"), (), tile),
             Op("mul", "w", ("e", "s_col"), (), tile)]
     types = {o.out: o.type for o in ops}
-    assert entrywise(ops, ["c", "d", "e"], ["y", "z", "w"], types) == {"y"}
-    assert summed("z", {o.out: o for o in ops}) and not summed("y", {o.out: o for o in ops})
+    assert elementwise(ops, ["c", "d", "e"], ["y", "z", "w"], types) == {"y"}
+    assert sums_rows("z", {o.out: o for o in ops}) and not sums_rows("y", {o.out: o for o in ops})

@@ -127,7 +127,7 @@ def test_products_of_the_walk_back_accumulate() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_forms_that_go_entry_by_entry_have_no_kernel() -> None:
+def test_elementwise_forms_have_no_kernel() -> None:
     """A bound of g is in the kernel over chunks, and its derivative in that of d_g. A norm has a kernel of its own."""
     x = builds("kimi_delta_attention", "g=floored")
     assert x.states and len(lowered(x.states).kernels) == 2

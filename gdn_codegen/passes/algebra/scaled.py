@@ -60,7 +60,7 @@ class Scaled:
     def vector(self, powers: Powers, line: Line) -> str:
         """The vector that is the product of these powers. At least one power is not 0. Divides if one is negative."""
         if min(powers.values()) < 0:
-            raise Divides(f"{line}: divides by {min(powers, key=powers.__getitem__)}")
+            raise Divides
         out = ""
         for n in (n for n, e in powers.items() for _ in range(e)):
             out = self.put("mul", out, n, line=line) if out else n

@@ -14,7 +14,7 @@ from ..common import with_walk_body
 from ..stage import takes
 
 #: The roles that are defined by boundaries.
-NAMES = {"@converted", "@normed", "@core", "@entrywise"}
+NAMES = {"@converted", "@normed", "@core", "@elementwise"}
 
 
 @takes("traced")

@@ -1,0 +1,48 @@
+"""elementwise: which conversions of inputs, and which of their derivatives, are elementwise. `roles` uses it.
+
+An elementwise conversion, such as a gate's, can be part of the kernel that reads its result. Its derivative can be part of the
+kernel that computes the cotangent. Other conversions, such as a norm, read sums over a row.
+"""
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from ...ir.core import Op
+from ...ir.dataflow import after
+from ...ir.ops import OPS
+from ...ir.types import Tile
+
+
+def keeps_entries(o: Op) -> bool:
+    """Whether an entry of the result depends on the same entry of each operand only. Vectors may be rows or columns."""
+    return OPS[o.kind].elementwise or o.kind in ("valid", "col", "row", "expand")
+
+
+def sums_rows(n: str, defs: Mapping[str, Op]) -> bool:
+    """Whether the value `n` depends on other than the same entries of inputs, such as a row that is divided by its norm."""
+    todo, seen = [n], set[str]()
+    while todo:
+        o = defs.get(todo.pop())
+        if o is not None and o.out not in seen:
+            seen.add(o.out)
+            if o.args and not keeps_entries(o):
+                return True
+            todo += o.args
+    return False
+
+
+def elementwise(ops: list[Op], core: Iterable[str], outputs: Collection[str], type_of: Mapping[str, Tile]) -> set[str]:
+    """The tiles of `outputs` that are an elementwise function of one cotangent of `core`, where all outputs that read this
+    cotangent are, and read no other."""
+    reached = {c: {c} | after(ops, {c}) for c in core if c not in outputs}
+    found = set[str]()
+    for c, values in reached.items():
+        same = {c}
+        for o in ops:
+            if o.out in values and keeps_entries(o) and values & set(o.args) <= same and type_of[o.out].dims == type_of[c].dims:
+                same.add(o.out)
+        others = set[str]().union(*(x for other, x in reached.items() if other != c))
+        read = values & set(outputs)
+        if type_of[c].rank == 2 and read <= same - others:
+            found |= read
+    return found
