@@ -168,14 +168,15 @@ class CheckProblem:
             out[name] = x.to(self.DTYPES[tables.state_dtype])
         for name, dims, dtype in tables.chunk_inputs:
             x = torch.zeros(len(lengths), -(-max(lengths) // tables.chunk), heads[1], *dims, **on_cpu)
-            for each, length in zip(x, lengths, strict=True):
-                self.fill(name, each, length, gen, factor)
+            for n, (each, length) in enumerate(zip(x, lengths, strict=True)):
+                self.fill(name, each, length, gen if name not in tables.held else torch.Generator("cpu").manual_seed(n), factor)
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
     def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float) -> None:
         """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
-        their last row there, and tiles of rows are running sums of log decays. factor: of other tiles."""
+        their last row there, and tiles of rows are running sums of log decays, the first including each token, and others of
+        the same decays before it: independent sums would let exp of a difference grow. factor: of other tiles."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
@@ -185,7 +186,8 @@ class CheckProblem:
                 continue
             if tile.ndim > 2:
                 rates = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(len(tile))], device="cpu")
-                tile.copy_(-2 * rates.view(-1, 1, 1) * tile.abs().cumsum(1))
+                decays = -2 * rates.view(-1, 1, 1) * tile.abs()
+                tile.copy_(decays.cumsum(1) - (decays if name != self.tables.held[0] else 0.0))
             of_all[:, rows:] = of_all[:, rows - 1:rows]
 
     def of_chunk(self, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:

@@ -118,7 +118,7 @@ def test_wide_states_have_gradients_on_an_npu(page: str, dims: tuple[int, int], 
     """Kernels over chunks hold some columns of V of each state at a time. Pieces divide the tiles, which may have padding."""
     b = asked_of(Build("pto", algorithm=page, dtype="bfloat16", head_dim_k=dims[0], head_dim_v=dims[1]), True)
     found = next(x for x in candidates(b, "npu", "", 64) if not any(map(choose.unfit, x.all)))
-    assert found.gradient.plan.v_piece == piece and found.gradient.chunk >= 32
+    assert found.gradient.plan.v_piece == piece and found.gradient.chunk >= (16 if page == "rwkv7" else 32)  # it has most tiles
 
 
 @pytest.mark.long
