@@ -130,13 +130,13 @@ class Check:
         if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
             accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         count = len(want.outs)
-        change = self.problem.by_rounding(x, once, heads, given, want.outs, tf32)
+        change, change_saved = self.problem.by_rounding(x, once, heads, given, want, tf32)
         found = self.of_outputs(results[:count], want, change, (lengths, once, served), accepted)
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         errors = self.of_states(results[count:], arguments, want, slots, (lengths, once, served))
         saved = results[len(results) - len(want.saved):]
-        errors |= self.of_chunks(saved, want, (lengths, once))
         found |= {n: (error, accepted) for n, error in errors.items()}
+        found |= self.of_chunks(saved, want, change_saved, (lengths, once), accepted)
         own = served if slots is None else slots[served].to(device)
         return found | self.call.beside(arguments, writable, written, self.call.stored_by_token(lengths, served), own, lengths)
 
@@ -180,22 +180,26 @@ class Check:
                                  for n in served for i in range(lengths[n] // tables.chunk)])
         return found
 
-    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, rows: tuple[Sequence[int], Sequence[int]]
-                  ) -> dict[str, float]:
-        """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
-        (lengths, once), found = rows, dict[str, float]()
-        for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
+    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, change: Sequence[Mapping[tuple[int, int], torch.Tensor]],
+                  rows: tuple[Sequence[int], Sequence[int]], accepted: float) -> _Errors:
+        """(error, accepted error) by output of chunks. change: by how much rounding of inputs changes each. rows: lengths of the
+        call's sequences, and of the problem's."""
+        (lengths, once), found = rows, _Errors()
+        for m, (name, got, of_chunk, by_rounding) in enumerate(zip(self.tables.saved, results, want.saved, change, strict=True)):
             mine, (_, *columns) = self.problem.of_chunk(name, got), self.tables.chunk_dims[name]
-            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
-            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
-                y = of_chunk[n % len(once), i]
+            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, ...]]] = {}
+            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, rows of tokens and sums by sequence
+                y, by = of_chunk[n % len(once), i], by_rounding[n % len(once), i]
                 x = mine[slot][:, :y.shape[1]].cpu()
                 if None in columns:  # a last chunk has fewer columns
                     fill = (0, self.tables.chunk - y.shape[2])
-                    x, y = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y))
-                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((x, y))
-            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            found[name] = worst([off(*x) for x in pairs])
+                    x, y, by = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y, by))
+                own = m < len(self.tables.initial) and not self.tables.backward
+                tiles.setdefault((n, i if own else 0), []).append((x, y, by))
+            parts = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for _, y, by in parts])
+            found[name] = (worst([off(x, y, self.OF_ROUNDING * by) for x, y, by in parts]),
+                           max(accepted, min(self.MOST, self.OF_ROUNDING * error)))
         return found
 
 

@@ -116,16 +116,20 @@ class CheckProblem:
         return x, found
 
     def by_rounding(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool,
-                    outs: Sequence[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
-        """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
+                    want: Expected, tf32: bool) -> tuple[list[torch.Tensor], list[dict[tuple[int, int], torch.Tensor]]]:
+        """By how much rounding errors of inputs change each output of a gradient, and each of its sums of chunks; 0 for other
+        modules."""
         if not self.tables.backward:
-            return [torch.zeros_like(y) for y in outs]
+            return ([torch.zeros_like(y) for y in want.outs],
+                    [{at: torch.zeros_like(y) for at, y in by_chunk.items()} for by_chunk in want.saved])
         gen = torch.Generator(device="cpu").manual_seed(1)
         size = 2 ** -11 if tf32 else self.ROUNDING[self.tables.dtype]
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(n for n, *_ in self.tables.chunk_inputs if self.rounded(n))]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
+        found = self.expected(near, lengths, heads, given)
+        return ([y - of for y, of in zip(found.outs, want.outs, strict=True)],
+                [{at: y - of[at] for at, y in by_chunk.items()} for by_chunk, of in zip(found.saved, want.saved, strict=True)])
 
     def rounded(self, name: str) -> bool:
         """Whether operands of products may be rounded tiles of this input of chunks: no vectors, and no exponents."""

@@ -13,7 +13,8 @@ what lies below the diagonal. The ones on the diagonal are a sum: T^T dU = dU + 
 else both programs compute of a chunk's inputs alone (`ir/stored.py`).
 
 A sum over the value heads of a key head is left to the caller: gradients of inputs of key heads have a row for each value head.
-So is the sum over tokens of the gradient of a number or vector of a value head: the program gives the part of each token.
+So is the sum over tokens of the gradient of a vector of a value head: the program gives the part of each chunk (index "slot"). Of
+a number it gives the part of each column of a chunk, or of each token, as `ir/reverse.py` says.
 """
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from .padding import sums_over_padding
 from .ranges import ANY, steps
 from .reverse import Reverse
 from .stored import Solved, held, stored, wide
-from .types import Tensor
+from .types import ZEROED, Dim, Tensor
 
 
 def chunk_states(name: str) -> str:
@@ -117,11 +118,11 @@ class _Gradient:
         return self.program(r, tensors)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of the program: the page's inputs, states before chunks, and derivatives."""
+        """The tensors of the program: the page's inputs, states before chunks, and derivatives. Those of heads are as `program`
+        finds them."""
         derived = [replace(t, name=derivative(t.name), role={"output": "input", "input": "output"}[t.role],
-                           heads="HV", index="token" if t.index == "head" else t.index,
-                           dims=("C", *t.dims) if t.index == "head" else t.dims, fill="",
-                           wide=t.wide or t.index == "head" or t.heads == "H", optional=t.index == "sequence")
+                           heads="HV", fill="", wide=t.wide or t.index == "head" or t.heads == "H",
+                           optional=t.index == "sequence")
                    for t in self.p.tensors if t.index in ("token", "head", "sequence")]
         given = [t for t in self.p.role("input") if t.index != "sequence"]
         ops, in_float32, to_end, bounds = ops_of(self.p), wide(self.p), held(self.p), steps(self.p)
@@ -130,6 +131,12 @@ class _Gradient:
                        fill="last" if n in to_end else "", least_step=bounds.get(n, ANY)[0])
                 for n, x in self.stored.items() if (o := ops[n]).type is not None]
         return (*given, *states, *read, *derived)
+
+    def in_parts(self, tensors: tuple[Tensor, ...], dims: Mapping[str, tuple[Dim, ...]]) -> tuple[Tensor, ...]:
+        """The tensors, of which those by what a head has have the parts that callers add up. dims: input -> of its gradient."""
+        parts = {derivative(t.name): dims[t.name] for t in self.inputs if t.index == "head"}
+        return tuple(t if t.name not in parts else replace(t, index="token", dims=("C",)) if parts[t.name] == ("C",)
+                     else replace(t, index="slot", dims=parts[t.name], fill=ZEROED) for t in tensors)
 
     def seed(self, r: Reverse) -> None:
         """The cotangents of the page's outputs and next states."""
@@ -142,9 +149,10 @@ class _Gradient:
         """The program around the body."""
         ct, reads = r.cotangents, {o.attr("tensor"): o.out for o in r.ops.values() if o.attr("tensor")}
         r.line = NO_LINE
-        dims = {t.name: ("C", *t.dims) if t.index == "head" else t.dims for t in self.inputs}
-        found = [*((self.unmasked(r, ct.get(reads.get(n, ""))), d) for n, d in dims.items()),
-                 *((ct.get(c.name), c.type.dims) for c in self.loop.carried)]
+        given = {t.name: self.unmasked(r, ct.get(reads.get(t.name, ""))) for t in self.inputs}
+        dims = {t.name: r.type(x).dims if (x := given[t.name]) is not None else t.dims or ("C",) for t in self.inputs}
+        tensors = self.in_parts(tensors, dims)
+        found = [*((given[n], d) for n, d in dims.items()), *((ct.get(c.name), c.type.dims) for c in self.loop.carried)]
         results = self.distinct(r, [x or r.op("full", dims=d, value=0.0) for x, d in found])
         names = self.renaming(r)
         body: list[Stmt] = [s.renamed(names).changed(out=names.get(s.out, s.out)) for s in r.b.stmts if isinstance(s, Op)]

@@ -12,7 +12,7 @@ import torch
 from .core import Kernel, Loop, Op, Program, Stmt
 from .ops import OPS, OWN_PART, keep
 from .padding import chunk_tokens
-from .types import Tensor
+from .types import ZEROED, Tensor
 
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
@@ -160,7 +160,7 @@ class Interpreter:
                 self.memory[t.name] = const_tile(t, self.p.sizes).to(self.dtype(t.dtype))
             elif t.index != "block":
                 dtype = torch.float64 if t.index == "counter" else self.dtype(t.dtype)
-                self.memory[t.name] = torch.full(shape, float("nan"), dtype=dtype)
+                self.memory[t.name] = torch.full(shape, 0.0 if t.fill == ZEROED else float("nan"), dtype=dtype)
                 if x is not None:
                     self.memory[t.name].copy_(x)
         self.memory |= {t.name: self.memory[t.over] for t in self.p.tensors if t.over}

@@ -6,15 +6,15 @@ from typing import Any
 
 from .body import Body
 from .core import NO_LINE, Op, Program
-from .ops import OPS, TypeRuleError
+from .ops import TypeRuleError
 from .types import Dim, Tile
 
 
 class Reverse:
     """The body of the gradient: the page's values, and the cotangents of those that depend on an input or a state.
 
-    A number or vector of the value head is the same for all tokens. Its cotangent has an entry or row for each token, the part
-    of that token.
+    A number of the value head is the same for all tokens. Its cotangent is in parts, which the caller adds up: one for each token
+    (a vector of the dim C), or one for each column of the tiles that it multiplies (K or V).
     """
 
     def __init__(self, p: Program, body: Body, below: Mapping[str, str]) -> None:
@@ -32,19 +32,16 @@ class Reverse:
             read = self.tensors.get(o.attr("tensor", ""))
             if read is not None or self.actives & set(o.args):
                 self.actives.add(o.out)
-            elif self.type(o.out).rank == 0:
+            elif o.type is not None and o.type.rank == 0:
                 numbers.add(o.out)
             only = bool(self.heads & set(o.args)) and self.heads | numbers >= set(o.args)
-            if (read is not None and read.index == "head") or (only and "C" not in self.type(o.out).dims):
+            if o.type is not None and o.type.rank == 0 and (only or (read is not None and read.index == "head")):
                 self.heads.add(o.out)
 
     # --- what rules use ---
     def op(self, kind: str, *args: str | float, **attrs: Any) -> str:
-        """Append an op. Numbers become constants. A vector of the value head that meets rows of tokens is one of these rows."""
+        """Append an op. Numbers become constants."""
         names = [self.b.op("const", value=a, line=self.line) if isinstance(a, float) else a for a in args]
-        if OPS[kind].elementwise and any(self.type(n).dims[:1] == ("C",) and self.type(n).rank == 2 for n in names):
-            names = [self.b.op("row", n, line=self.line) if self.type(n).rank == 1 and self.type(n).dims != ("C",) else n
-                     for n in names]
         return self.b.op(kind, *names, line=self.line, **attrs)
 
     @property
@@ -68,7 +65,7 @@ class Reverse:
         return value in self.actives
 
     def of_head(self, value: str) -> bool:
-        """Whether a value is computed of numbers and vectors of the value head only."""
+        """Whether a value is a number, and computed of numbers of the value head only."""
         return value in self.heads
 
     def times(self, ct: str, x: str) -> str:
@@ -91,8 +88,10 @@ class Reverse:
         """Add `ct` to the cotangent of a value, summed over what was broadcast. No effect for a value that is not active."""
         if not self.active(value):
             return
-        ct = self.summed(ct, value)
+        ct = self.in_parts(ct) if self.of_head(value) else self.reduced(ct, self.type(value).dims)
         before = self.cotangents.get(value)
+        if before is not None and self.type(before) != self.type(ct):  # a number's, in parts of tokens and of columns
+            before, ct = self.by_token(before), self.by_token(ct)
         self.cotangents[value] = ct if before is None else self.total(before, ct)
 
     def total(self, a: str, b: str) -> str:
@@ -104,23 +103,23 @@ class Reverse:
         return self.op("add", a, b)
 
     # --- sums over what was broadcast ---
-    def wanted(self, value: str) -> tuple[Dim, ...]:
-        """The dims of the cotangent of a value."""
-        dims = self.type(value).dims
-        return dims if not self.of_head(value) else ("C", *(d for d in dims if d != 1))
-
-    def summed(self, ct: str, value: str) -> str:
-        """`ct`, summed to the dims of the cotangent of `value`."""
-        have, want = self.type(ct).dims, self.wanted(value)
-        if have == want:
+    def in_parts(self, ct: str) -> str:
+        """The cotangent of a number of the value head, which was broadcast to what has `ct`: a part for each column of a tile of
+        tokens, or of a row. Otherwise, a part for each token."""
+        dims = self.type(ct).dims
+        if len(dims) == 1:
             return ct
-        if self.of_head(value) and have[:1] != ("C",):  # of the chunk, not of a token: the first token has it
-            whole = self.reduced(ct, tuple(d for d in self.type(value).dims if d != 1))
-            before = self.op("cumsum", self.op("full", dims=("C",), value=1.0), exclusive=True)
-            at_first = self.op("sub", 1.0, self.op("minimum", before, 1.0))
-            where, entry = (self.op("col", at_first), self.op("row", whole)) if want[1:] else (at_first, whole)
-            return self.op("mul", where, entry)
-        return self.reduced(ct, want)
+        if len(dims) == 2 and dims[0] in ("C", 1) and dims[1] not in ("C", 1):
+            return self.vector(ct, "row")
+        return self.by_token(self.op("row_sum", ct) if dims else ct)
+
+    def by_token(self, ct: str) -> str:
+        """The cotangent of a number of the value head, with a part for each token. What is of the whole chunk, the first token
+        has."""
+        if self.type(ct).dims == ("C",):
+            return ct
+        before = self.op("cumsum", self.op("full", dims=("C",), value=1.0), exclusive=True)
+        return self.op("mul", self.op("sub", 1.0, self.op("minimum", before, 1.0)), self.reduced(ct, ()))
 
     def reduced(self, ct: str, want: tuple[Dim, ...]) -> str:
         """`ct`, summed to these dims: those of a column, a row, a vector or a number, or broadcast to them."""
@@ -133,8 +132,8 @@ class Reverse:
             return self.op("col", self.op("row_sum", ct))
         if len(have) == 2 and want == (1, have[1]):
             return self.op("row", self.op("column_sum", ct))
-        if len(have) == 2 and want == have[:1]:
-            return self.op("row_sum", ct)
+        if len(have) == 2 and want in (have[:1], have[1:]):
+            return self.op("row_sum" if want == have[:1] else "column_sum", ct)
         if all(x in (1, y) for x, y in zip(have, want, strict=False)):
             return self.op("expand", ct, dims=want)
         raise TypeRuleError(f"{self.p.name}, {self.line}: got a cotangent {self.type(ct)}; accepted here: dims "

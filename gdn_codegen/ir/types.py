@@ -19,7 +19,7 @@ Dim = str | int
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FLOATS = tuple(BYTES)
 #: The accepted values of Buffer.layout, each with the rank of such a buffer.
-LAYOUTS = {"swizzled": 2, "rows": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1, "token_rows": 2}
+LAYOUTS = {"swizzled": 2, "rows": 2, "columns": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1, "token_rows": 2}
 #: Threads of a warp, warps of a warp group, and threads of a warp group, for which registers are set.
 WARP, WARPS_OF_GROUP = 32, 4
 GROUP = WARP * WARPS_OF_GROUP
@@ -96,6 +96,9 @@ INDEXING = {
     "head": "one number for each value head, which only `scalar` reads, or one vector",
 }
 
+#: The fill of an output with a tile for each chunk slot that callers add up: the host clears it, for slots without a chunk.
+ZEROED = "0.0"
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -108,7 +111,7 @@ class Tensor:
     optional: whether the caller may leave the tensor out. Then loads give zeros, and stores have no effect.
     fill: for index "const", the rule for its content (see ir.interpret.const_tile). For index "head", what the host
     passes if the caller gives none; "" if the caller must give one. For index "slot", what rows past a sequence's end hold: ""
-    zeros, "last" the last row again.
+    zeros, "last" the last row again, ZEROED.
     slots: for index "block", the number of tiles of each core group. The iterations of a loop use them in rotation.
     strided: whether the caller gives the strides of batch, token and head at run time. The elements of a token's row are
     contiguous.
@@ -191,8 +194,9 @@ class Buffer:
     """Storage that the pass `place` allocates for values: `slots` copies of `shape` elements in `space`, at byte `offset`.
 
     dims: the dims whose sizes `shape` lists. layout: "swizzled" (rows of 128 bytes, in the order that the module's helper
-    functions use), "rows" (a fragment in which neighbouring threads hold equal parts of a row), "state_rows" (the same, of four
-    threads), "along_rows" and "along_columns" (a vector beside such rows), or "" if the compiler chooses.
+    functions use), "rows" (a fragment in which neighbouring threads hold equal parts of a row), "columns" (one in which a warp
+    holds whole columns), "state_rows" (as "rows", of four threads), "along_rows" and "along_columns" (a vector beside such
+    rows), or "" if the compiler chooses.
     pad: unused elements after each row, in a buffer with one row for each value head, and after the vector of each slot of a
     ring. own: for a barrier, whether it counts only the iterations of the walk's own part, without the warm-up.
     """

@@ -112,12 +112,12 @@ def cast(r: Reverse, o: Op, ct: str) -> None:
 
 def col(r: Reverse, o: Op, ct: str) -> None:
     """The vector of a column."""
-    r.give(o.args[0], ct if r.of_head(o.args[0]) else r.vector(ct, "col"))
+    r.give(o.args[0], r.vector(ct, "col"))
 
 
 def row(r: Reverse, o: Op, ct: str) -> None:
     """The vector of a row."""
-    r.give(o.args[0], ct if r.of_head(o.args[0]) else r.vector(ct, "row"))
+    r.give(o.args[0], r.vector(ct, "row"))
 
 
 def expand(r: Reverse, o: Op, ct: str) -> None:

@@ -14,6 +14,7 @@ from ..derived_pages import beside
 from ..ir.interpret import TORCH
 from ..runtime.build import Build, lowered
 from ..runtime.call.given import in_page_order
+from ..runtime.call.gradient import of_head
 from ..runtime.load import function
 from ..targets import DEFAULT_SCHEDULE
 from .cases import F64, Case, inputs
@@ -63,7 +64,7 @@ def _dtype(b: Build, index: str) -> str:
 def run(b: Build, case: Case, x: dict[str, torch.Tensor], weights: dict[str, torch.Tensor],
         device: str = "cpu") -> dict[str, torch.Tensor]:
     """Gradients of the built module by each of `x`, with the shapes of `x`: summed over the value heads of a key head, and over
-    the tokens for a number of a head. Those by the initial states are left out where a case has none.
+    the tokens or chunks for what a head has. Those by the initial states are left out where a case has none.
 
     weights: the gradients by outputs and final states. A module for the states before chunks runs first.
     """
@@ -86,10 +87,14 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], weights: dict[str, tor
               else in_order(y).to(device) for n, y in weights.items()}
     results = function(b)(**given, **chunks, **more, output_final_state=True)
     got: dict[str, torch.Tensor] = {}
-    for t, y in zip(sorted(p.role("output"), key=lambda t: t.index != "token"), results, strict=True):
+    order = ("token", "sequence", "slot")
+    for t, y in zip(sorted(p.role("output"), key=lambda t: order.index(t.index)), results, strict=True):
         name, y = t.name.removeprefix("d_"), y.cpu().to(F64)
         if t.index == "sequence":
             got |= {name: in_order(y)} if case.initial else {}
+            continue
+        if t.index == "slot":
+            got[name] = of_head(y, x[name].ndim)
             continue
         y = (y if b.layout == "bthd" else y.transpose(1, 2)).flatten(0, 1)
         like = x[name]

@@ -320,16 +320,18 @@ template <bool bf16> static __device__ __forceinline__ unsigned two_rounded(floa
 template <bool bf16, int x_row, int g_row> struct DecayedRows {
   const unsigned short *values;
   const float *sums, *others;  // those of rows, and of rows that they are compared with
-  int column;
+  int column, turn;  // the lane's first column, and what all of its rows are modulo 8
 
-  __device__ __forceinline__ int place(int r, int c) const {
-    return x_row % 64 ? r * x_row + c : c / 64 * 4096 + r * 64 + (c % 64 / 8 ^ r % 8) * 8 + c % 8;
+  // Where the lane's columns of block n lie in row r. `turn` stands for r % 8, so that rows share what depends on n.
+  __device__ __forceinline__ int place(int r, int n) const {
+    const int piece = column / 8 + n;
+    return x_row % 64 ? r * x_row + column + n * 8 : piece / 8 * 4096 + (piece % 8 ^ turn) * 8 + column % 8 + r * 64;
   }
   // The values of row r and of the row 8 below, times e.
   __device__ __forceinline__ void scaled(float *x, const float *e, int r, int n) const {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float2 y = two_elements<bf16>(*reinterpret_cast<const unsigned *>(values + place(r + i * 4, column + n * 8)));
+      const float2 y = two_elements<bf16>(*reinterpret_cast<const unsigned *>(values + place(r + i * 4, n)));
       x[i] = y.x * e[i], x[i + 1] = y.y * e[i + 1];
     }
   }
@@ -345,12 +347,20 @@ template <bool bf16, int x_row, int g_row> struct DecayedRows {
     return fabsf(u.x - w.x) <= limit && fabsf(u.y - w.y) <= limit && fabsf(v.x - w.x) <= limit && fabsf(v.y - w.y) <= limit;
   }
   // exp of the differences between the sums of row r and those of row `from`, and between the sums of the row 8 below r and those
-  // of row `from_8`, times sign. Returns the largest difference of either sign.
+  // of row `from_8`, times sign. Returns the largest difference of either sign. at_once: by one FMA each, which rounds the sums of
+  // `from` times log2 e; these cancel in a product of two decays from the same row.
+  template <bool at_once = false>
   __device__ __forceinline__ float decays(float *e, int r, int from, int from_8, int n, float sign) const {
     const float2 u = sum(r, n), v = sum(r + 8, n), w = other(from, n), w_8 = other(from_8, n);
-    const float d[4] = {u.x - w.x, u.y - w.y, v.x - w_8.x, v.y - w_8.y};
+    const float d[4] = {u.x - w.x, u.y - w.y, v.x - w_8.x, v.y - w_8.y}, log2e = 1.44269504f;
+    if constexpr (at_once) {
+      const float x[4] = {u.x, u.y, v.x, v.y}, to[4] = {w.x * log2e, w.y * log2e, w_8.x * log2e, w_8.y * log2e};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) e[i] = __expf(d[i] * sign);
+      for (int i = 0; i < 4; ++i) e[i] = exp2f(fmaf(x[i], log2e * sign, to[i] * -sign));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) e[i] = __expf(d[i] * sign);
+    }
     return fmaxf(fmaxf(fabsf(d[0]), fabsf(d[1])), fmaxf(fabsf(d[2]), fabsf(d[3])));
   }
 };
@@ -370,7 +380,7 @@ static __device__ __forceinline__ float add_pairs(float (*out)[blocks * 8], cons
     float e[4], x[4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      most = fmaxf(most, of[0].decays(e, row, from, from_8, n + half, 1.f));
+      most = fmaxf(most, of[0].template decays<true>(e, row, from, from_8, n + half, 1.f));
 #pragma unroll
       for (int p = 0; p < products; ++p) {
         of[p].scaled(x, e, row, n + half);
@@ -383,7 +393,7 @@ static __device__ __forceinline__ float add_pairs(float (*out)[blocks * 8], cons
       const int r = (first_block + block) * 16 + lane / 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        by.decays(e, r, from, from_8, n + half, -1.f);
+        by.template decays<true>(e, r, from, from_8, n + half, -1.f);
         by.scaled(x, e, r, n + half);
         b[half] = two_rounded<bf16>(x[0], x[1]), b[half + 2] = two_rounded<bf16>(x[2], x[3]);
       }
@@ -418,9 +428,9 @@ static __device__ __forceinline__ void decayed_pairs(void *result, void *other_r
   using Others = DecayedRows<bf16, b_row, g_row>;
   const int lane = thread % 32, warp = thread / 32 % 4, first_block = thread / 128 * blocks, row = warp * 16 + lane / 4;
   const float *sums = static_cast<const float *>(g), *own = static_cast<const float *>(before);
-  const Rows of[2] = {{static_cast<const unsigned short *>(a), own, sums, lane % 4 * 2},
-                      {static_cast<const unsigned short *>(other_a), own, sums, lane % 4 * 2}};
-  const Others by = {static_cast<const unsigned short *>(b), sums, sums, lane % 4 * 2};
+  const Rows of[2] = {{static_cast<const unsigned short *>(a), own, sums, lane % 4 * 2, lane / 4},
+                      {static_cast<const unsigned short *>(other_a), own, sums, lane % 4 * 2, lane / 4}};
+  const Others by = {static_cast<const unsigned short *>(b), sums, sums, lane % 4 * 2, lane / 4};
   float out[products][blocks * 8] = {};
   float most = 0;
   if (first_block <= warp) {
@@ -581,6 +591,11 @@ def wait_copies_cuda(pending=0):
     T.sync_threads()
 
 
+def no_copy_cuda():
+    """In the place of a copy: what `wait_copies` counts as one that is complete."""
+    return T.ptx_commit_group()
+
+
 @T.macro
 def inverted_by_warps(tiles, scales, strict, warp, warps):
     """Inverses of tiles, each by a warp, that of number 0 and the next; all warps come here. warps: how many take turns."""
@@ -714,10 +729,10 @@ DEVICE_FUNCTIONS = {
         column_cumsum=column_cumsum_cuda, copy=copy_cuda, decayed_pairs=decayed_pairs_cuda,
         expect_rows=expect_rows_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
         fragment=fragment_cuda, gemm=gemm_cuda, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
-        parallel=parallel_cuda, shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda,
-        start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, whole_inverses=whole_inverses_cuda,
-        zero_tail=zero_tail_cuda),
+        no_copy=no_copy_cuda, parallel=parallel_cuda, shared=shared_cuda, staged=staged_cuda,
+        start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda, store_tile=store_tile_cuda,
+        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
+        whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
 }
 
 
@@ -776,24 +791,30 @@ def operand_of_o_exp_G_k_Tinv_below_and_4_more_kernel(t):
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
                 if rows >= C:
-                    t.start_copy(q_in[b, row:row + C, h, 0:K], q)
-                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                    t.start_copy(g_in[b, row:row + C, hv, 0:K], G[0:C, 0:K])
                     t.start_copy(beta_in[b, row:row + C, hv], beta)
+                    t.start_copy(g_in[b, row:row + C, hv, 0:K], G[0:C, 0:K])
+                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
+                    t.start_copy(q_in[b, row:row + C, h, 0:K], q)
                 else:
+                    for i in t.parallel(C):
+                        beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
                     for i, j in t.parallel(C, K):
-                        q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                        G[i, j] = T.if_then_else(i < rows, g_in[b, row + i, hv, j], 0)
                     for i, j in t.parallel(C, K):
                         k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
                     for i, j in t.parallel(C, K):
-                        G[i, j] = T.if_then_else(i < rows, g_in[b, row + i, hv, j], 0)
-                    for i in t.parallel(C):
-                        beta[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
-                t.wait_copies()
+                        q[i, j] = T.if_then_else(i < rows, q_in[b, row + i, h, j], 0)
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                    t.no_copy()
+                t.wait_copies(3)
                 for i in t.parallel(C):
                     beta_ws[slot, hv, i] = beta[i]
+                t.wait_copies(2)
                 # G = cumsum(g)
                 t.column_cumsum(G, G, K, least=-105.0)
+                t.wait_copies()
                 # A = strictly_lower(decayed_pairs(k, k, G) * beta[None, :])
                 # operand_of_o = decayed_pairs(q, k, G) + (q @ k.T) * eye()
                 t.expect_swizzled(k)
@@ -2087,7 +2108,7 @@ def _touch(*tensors: Any) -> None:
 
 def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
     """Fill the tensors that this call allocated: with NaN if tests ask for it, and outputs with zeros, for the rows that no
-    sequence covers."""
+    sequence covers. So are sums over tokens of a chunk (of a gradient), which callers add up, for slots without a chunk."""
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
@@ -2096,6 +2117,8 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
         for x, out in zip(memory[p.host.outputs], outs, strict=True):
             if out is None:
                 x.zero_()
+    for n in p.host.saved if p.tables.backward else ():
+        memory[n].zero_()
 
 
 def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
@@ -2161,7 +2184,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
     unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
-    moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
+    moved, fills = lends or pool or t.in_place, p.clears and not t.cleared or host.poison or t.backward and bool(t.saved)
     touches = any_out or lends or t.in_place
     special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None
@@ -2191,7 +2214,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             memory[-len(rows):] = [_flat(name, x) for (name, _), x in zip(rows, held[-len(rows):])]
         memory += map(_new, kin)
         memory += unread
-        if zeroes or host.poison:
+        if fills:
             _fill(p, memory, outs, buffers)
         copied = _take_outs(memory, first_out, outs, fits, 1 if t.strided else 16) if any_out else ()
         if cu_seqlens is None:
@@ -2495,16 +2518,20 @@ class CheckProblem:
         return x, found
 
     def by_rounding(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool,
-                    outs: Sequence[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
-        """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
+                    want: Expected, tf32: bool) -> tuple[list[torch.Tensor], list[dict[tuple[int, int], torch.Tensor]]]:
+        """By how much rounding errors of inputs change each output of a gradient, and each of its sums of chunks; 0 for other
+        modules."""
         if not self.tables.backward:
-            return [torch.zeros_like(y) for y in outs]
+            return ([torch.zeros_like(y) for y in want.outs],
+                    [{at: torch.zeros_like(y) for at, y in by_chunk.items()} for by_chunk in want.saved])
         gen = torch.Generator(device="cpu").manual_seed(1)
         size = 2 ** -11 if tf32 else self.ROUNDING[self.tables.dtype]
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(n for n, *_ in self.tables.chunk_inputs if self.rounded(n))]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
+        found = self.expected(near, lengths, heads, given)
+        return ([y - of for y, of in zip(found.outs, want.outs, strict=True)],
+                [{at: y - of[at] for at, y in by_chunk.items()} for by_chunk, of in zip(found.saved, want.saved, strict=True)])
 
     def rounded(self, name: str) -> bool:
         """Whether operands of products may be rounded tiles of this input of chunks: no vectors, and no exponents."""
@@ -2547,14 +2574,15 @@ class CheckProblem:
             out[name] = x.to(self.DTYPES[tables.state_dtype])
         for name, dims, dtype in tables.chunk_inputs:
             x = torch.zeros(len(lengths), -(-max(lengths) // tables.chunk), heads[1], *dims, **on_cpu)
-            for each, length in zip(x, lengths, strict=True):
-                self.fill(name, each, length, gen, factor)
+            for n, (each, length) in enumerate(zip(x, lengths, strict=True)):
+                self.fill(name, each, length, gen if name not in tables.held else torch.Generator("cpu").manual_seed(n), factor)
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
     def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float) -> None:
         """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
-        their last row there, and tiles of rows are running sums of log decays. factor: of other tiles."""
+        their last row there, and tiles of rows are running sums of log decays, the first including each token, and others of
+        the same decays before it: independent sums would let exp of a difference grow. factor: of other tiles."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
@@ -2564,7 +2592,8 @@ class CheckProblem:
                 continue
             if tile.ndim > 2:
                 rates = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(len(tile))], device="cpu")
-                tile.copy_(-2 * rates.view(-1, 1, 1) * tile.abs().cumsum(1))
+                decays = -2 * rates.view(-1, 1, 1) * tile.abs()
+                tile.copy_(decays.cumsum(1) - (decays if name != self.tables.held[0] else 0.0))
             of_all[:, rows:] = of_all[:, rows - 1:rows]
 
     def of_chunk(self, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
@@ -2930,13 +2959,13 @@ class Check:
         if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
             accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         count = len(want.outs)
-        change = self.problem.by_rounding(x, once, heads, given, want.outs, tf32)
+        change, change_saved = self.problem.by_rounding(x, once, heads, given, want, tf32)
         found = self.of_outputs(results[:count], want, change, (lengths, once, served), accepted)
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         errors = self.of_states(results[count:], arguments, want, slots, (lengths, once, served))
         saved = results[len(results) - len(want.saved):]
-        errors |= self.of_chunks(saved, want, (lengths, once))
         found |= {n: (error, accepted) for n, error in errors.items()}
+        found |= self.of_chunks(saved, want, change_saved, (lengths, once), accepted)
         own = served if slots is None else slots[served].to(device)
         return found | self.call.beside(arguments, writable, written, self.call.stored_by_token(lengths, served), own, lengths)
 
@@ -2980,22 +3009,26 @@ class Check:
                                  for n in served for i in range(lengths[n] // tables.chunk)])
         return found
 
-    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, rows: tuple[Sequence[int], Sequence[int]]
-                  ) -> dict[str, float]:
-        """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
-        (lengths, once), found = rows, dict[str, float]()
-        for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
+    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, change: Sequence[Mapping[tuple[int, int], torch.Tensor]],
+                  rows: tuple[Sequence[int], Sequence[int]], accepted: float) -> _Errors:
+        """(error, accepted error) by output of chunks. change: by how much rounding of inputs changes each. rows: lengths of the
+        call's sequences, and of the problem's."""
+        (lengths, once), found = rows, _Errors()
+        for m, (name, got, of_chunk, by_rounding) in enumerate(zip(self.tables.saved, results, want.saved, change, strict=True)):
             mine, (_, *columns) = self.problem.of_chunk(name, got), self.tables.chunk_dims[name]
-            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
-            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
-                y = of_chunk[n % len(once), i]
+            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, ...]]] = {}
+            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, rows of tokens and sums by sequence
+                y, by = of_chunk[n % len(once), i], by_rounding[n % len(once), i]
                 x = mine[slot][:, :y.shape[1]].cpu()
                 if None in columns:  # a last chunk has fewer columns
                     fill = (0, self.tables.chunk - y.shape[2])
-                    x, y = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y))
-                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((x, y))
-            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            found[name] = worst([off(*x) for x in pairs])
+                    x, y, by = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y, by))
+                own = m < len(self.tables.initial) and not self.tables.backward
+                tiles.setdefault((n, i if own else 0), []).append((x, y, by))
+            parts = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for _, y, by in parts])
+            found[name] = (worst([off(x, y, self.OF_ROUNDING * by) for x, y, by in parts]),
+                           max(accepted, min(self.MOST, self.OF_ROUNDING * error)))
         return found
 
 

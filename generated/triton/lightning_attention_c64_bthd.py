@@ -1156,7 +1156,7 @@ def _touch(*tensors: Any) -> None:
 
 def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
     """Fill the tensors that this call allocated: with NaN if tests ask for it, and outputs with zeros, for the rows that no
-    sequence covers."""
+    sequence covers. So are sums over tokens of a chunk (of a gradient), which callers add up, for slots without a chunk."""
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
@@ -1165,6 +1165,8 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
         for x, out in zip(memory[p.host.outputs], outs, strict=True):
             if out is None:
                 x.zero_()
+    for n in p.host.saved if p.tables.backward else ():
+        memory[n].zero_()
 
 
 def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
@@ -1230,7 +1232,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
     unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
-    moved, zeroes = lends or pool or t.in_place, p.clears and not t.cleared
+    moved, fills = lends or pool or t.in_place, p.clears and not t.cleared or host.poison or t.backward and bool(t.saved)
     touches = any_out or lends or t.in_place
     special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None
@@ -1260,7 +1262,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             memory[-len(rows):] = [_flat(name, x) for (name, _), x in zip(rows, held[-len(rows):])]
         memory += map(_new, kin)
         memory += unread
-        if zeroes or host.poison:
+        if fills:
             _fill(p, memory, outs, buffers)
         copied = _take_outs(memory, first_out, outs, fits, 1 if t.strided else 16) if any_out else ()
         if cu_seqlens is None:
@@ -1564,16 +1566,20 @@ class CheckProblem:
         return x, found
 
     def by_rounding(self, x: Mapping[str, torch.Tensor], lengths: Sequence[int], heads: tuple[int, int], given: bool,
-                    outs: Sequence[torch.Tensor], tf32: bool) -> list[torch.Tensor]:
-        """For each output of a gradient, by how much rounding errors of inputs change it; 0 for other outputs."""
+                    want: Expected, tf32: bool) -> tuple[list[torch.Tensor], list[dict[tuple[int, int], torch.Tensor]]]:
+        """By how much rounding errors of inputs change each output of a gradient, and each of its sums of chunks; 0 for other
+        modules."""
         if not self.tables.backward:
-            return [torch.zeros_like(y) for y in outs]
+            return ([torch.zeros_like(y) for y in want.outs],
+                    [{at: torch.zeros_like(y) for at, y in by_chunk.items()} for by_chunk in want.saved])
         gen = torch.Generator(device="cpu").manual_seed(1)
         size = 2 ** -11 if tf32 else self.ROUNDING[self.tables.dtype]
         rows = [*(row[0] for row in self.tables.inputs if row[2]), *(n for n, *_ in self.tables.chunk_inputs if self.rounded(n))]
         near = {n: y.double() * (1 + size * torch.randn(y.shape, generator=gen, dtype=torch.float64, device="cpu"))
                 if n in rows else y for n, y in x.items()}
-        return [y - want for y, want in zip(self.expected(near, lengths, heads, given).outs, outs, strict=True)]
+        found = self.expected(near, lengths, heads, given)
+        return ([y - of for y, of in zip(found.outs, want.outs, strict=True)],
+                [{at: y - of[at] for at, y in by_chunk.items()} for by_chunk, of in zip(found.saved, want.saved, strict=True)])
 
     def rounded(self, name: str) -> bool:
         """Whether operands of products may be rounded tiles of this input of chunks: no vectors, and no exponents."""
@@ -1616,14 +1622,15 @@ class CheckProblem:
             out[name] = x.to(self.DTYPES[tables.state_dtype])
         for name, dims, dtype in tables.chunk_inputs:
             x = torch.zeros(len(lengths), -(-max(lengths) // tables.chunk), heads[1], *dims, **on_cpu)
-            for each, length in zip(x, lengths, strict=True):
-                self.fill(name, each, length, gen, factor)
+            for n, (each, length) in enumerate(zip(x, lengths, strict=True)):
+                self.fill(name, each, length, gen if name not in tables.held else torch.Generator("cpu").manual_seed(n), factor)
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
     def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float) -> None:
         """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
-        their last row there, and tiles of rows are running sums of log decays. factor: of other tiles."""
+        their last row there, and tiles of rows are running sums of log decays, the first including each token, and others of
+        the same decays before it: independent sums would let exp of a difference grow. factor: of other tiles."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
@@ -1633,7 +1640,8 @@ class CheckProblem:
                 continue
             if tile.ndim > 2:
                 rates = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(len(tile))], device="cpu")
-                tile.copy_(-2 * rates.view(-1, 1, 1) * tile.abs().cumsum(1))
+                decays = -2 * rates.view(-1, 1, 1) * tile.abs()
+                tile.copy_(decays.cumsum(1) - (decays if name != self.tables.held[0] else 0.0))
             of_all[:, rows:] = of_all[:, rows - 1:rows]
 
     def of_chunk(self, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
@@ -1999,13 +2007,13 @@ class Check:
         if "retrieve_parent_token" in tables.indices:  # tokens start from states as they were stored
             accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         count = len(want.outs)
-        change = self.problem.by_rounding(x, once, heads, given, want.outs, tf32)
+        change, change_saved = self.problem.by_rounding(x, once, heads, given, want, tf32)
         found = self.of_outputs(results[:count], want, change, (lengths, once, served), accepted)
         accepted = max(accepted, self.ACCEPTED[tables.state_dtype])
         errors = self.of_states(results[count:], arguments, want, slots, (lengths, once, served))
         saved = results[len(results) - len(want.saved):]
-        errors |= self.of_chunks(saved, want, (lengths, once))
         found |= {n: (error, accepted) for n, error in errors.items()}
+        found |= self.of_chunks(saved, want, change_saved, (lengths, once), accepted)
         own = served if slots is None else slots[served].to(device)
         return found | self.call.beside(arguments, writable, written, self.call.stored_by_token(lengths, served), own, lengths)
 
@@ -2049,22 +2057,26 @@ class Check:
                                  for n in served for i in range(lengths[n] // tables.chunk)])
         return found
 
-    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, rows: tuple[Sequence[int], Sequence[int]]
-                  ) -> dict[str, float]:
-        """Errors of outputs of chunks, by name. rows: lengths of the call's sequences, and of the problem's."""
-        (lengths, once), found = rows, dict[str, float]()
-        for m, (name, got, of_chunk) in enumerate(zip(self.tables.saved, results, want.saved, strict=True)):
+    def of_chunks(self, results: Sequence[torch.Tensor], want: Expected, change: Sequence[Mapping[tuple[int, int], torch.Tensor]],
+                  rows: tuple[Sequence[int], Sequence[int]], accepted: float) -> _Errors:
+        """(error, accepted error) by output of chunks. change: by how much rounding of inputs changes each. rows: lengths of the
+        call's sequences, and of the problem's."""
+        (lengths, once), found = rows, _Errors()
+        for m, (name, got, of_chunk, by_rounding) in enumerate(zip(self.tables.saved, results, want.saved, change, strict=True)):
             mine, (_, *columns) = self.problem.of_chunk(name, got), self.tables.chunk_dims[name]
-            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
-            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, and rows of tokens by sequence
-                y = of_chunk[n % len(once), i]
+            tiles: dict[tuple[int, int], list[tuple[torch.Tensor, ...]]] = {}
+            for slot, n, i in self.call.chunk_slots(lengths):  # states one by one, rows of tokens and sums by sequence
+                y, by = of_chunk[n % len(once), i], by_rounding[n % len(once), i]
                 x = mine[slot][:, :y.shape[1]].cpu()
                 if None in columns:  # a last chunk has fewer columns
                     fill = (0, self.tables.chunk - y.shape[2])
-                    x, y = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y))
-                tiles.setdefault((n, i if m < len(self.tables.initial) else 0), []).append((x, y))
-            pairs = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            found[name] = worst([off(*x) for x in pairs])
+                    x, y, by = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y, by))
+                own = m < len(self.tables.initial) and not self.tables.backward
+                tiles.setdefault((n, i if own else 0), []).append((x, y, by))
+            parts = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for _, y, by in parts])
+            found[name] = (worst([off(x, y, self.OF_ROUNDING * by) for x, y, by in parts]),
+                           max(accepted, min(self.MOST, self.OF_ROUNDING * error)))
         return found
 
 

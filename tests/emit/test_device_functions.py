@@ -115,3 +115,31 @@ def test_each_entry_has_a_register_of_its_own_and_a_row_one_warp(rows, columns, 
     places = {x for row in tile for x in row}
     assert places == {(t, n) for t in range(threads) for n in range(rows * columns // threads)}
     assert all(len({t // 32 for t, _ in row}) == 1 for row in tile)
+
+
+@pytest.mark.parametrize("rows, columns, threads", [(64, 64, 256), (128, 64, 256), (64, 64, 512), (64, 128, 128), (64, 32, 128)])
+def test_each_column_is_in_one_warp(rows, columns, threads):
+    """So no sum of a column crosses warps."""
+    layouts = {}
+
+    class T:
+        @staticmethod
+        def alloc_fragment(shape, dtype):
+            return "x"
+
+        @staticmethod
+        def annotate_layout(of):
+            layouts.update(of)
+
+    class Layout:
+        class layout:
+            @staticmethod
+            def Fragment(shape, forward):
+                return [[forward(i, j) for j in range(shape[1])] for i in range(shape[0])]
+    found = {"T": T, "tilelang": Layout}
+    exec(definitions(tilelang.FOLDER / "memory.py")["columns_cuda"].text, found)
+    found["columns_cuda"]((rows, columns), "float32", threads)
+    tile = layouts["x"]
+    assert {x for row in tile for x in row} == {(t, n) for t in range(threads) for n in range(rows * columns // threads)}
+    assert all(len({row[j][0] // 32 for row in tile}) == 1 for j in range(columns))
+    assert all(row[j][0] == row[j + 1][0] for row in tile for j in range(0, columns, 2)), "a thread has two columns side by side"

@@ -61,10 +61,10 @@ def expected(name: str, c: Case, x: dict[str, Tensor], d_o: Tensor, d_final: Ten
 
 def of_input(name: str, got: dict[str, Tensor], want: Tensor) -> Tensor:
     """The gradient by an input, or by the initial states S, of what the program of the gradients returns by name: summed over
-    the value heads of a key head, and over tokens for a number or vector of a value head."""
+    the value heads of a key head, and over tokens, or chunks and columns, for a number or vector of a value head."""
     y = got["d_initial_state" if name == "S" else f"d_{name}"]
     if name != "S" and y.ndim > want.ndim:
-        return y.sum(0)
+        return y.sum(0).flatten(want.ndim).sum(-1) if y.ndim > want.ndim + 1 else y.sum(0)
     return y if y.shape == want.shape else y.unflatten(1, (want.shape[1], -1)).sum(2)
 
 

@@ -38,7 +38,7 @@ def test_gradients_of_pages(name: str, solved: Solved, case: Case) -> None:
     read = stored(p, solved)
     programs = saving(p, outputs=False, solved=solved), differentiate(p, solved)
     forward, backward = (verify(replace(x, dims=tuple(SIZES.items()))) for x in programs)
-    slots, every = ({t.name for t in x.tensors if t.index == "slot"} for x in (backward, forward))
+    slots, every = ({t.name for t in x.role(role) if t.index == "slot"} for x, role in ((backward, "input"), (forward, "output")))
     states_before = {chunk_states(c.name) for c in p.walk.carried}
     assert slots == every and slots - states_before <= {chunk_states(n) for n in read.values()}
     assert slots - states_before == {chunk_states(n) for n in read.values()} or solved == "operands" and slots > states_before
@@ -79,12 +79,20 @@ def odd(x, y, a, b, S):  # type: ignore[no-untyped-def]
 def of_heads(x, y, a, b, c, S):  # type: ignore[no-untyped-def]
     """What is computed of vectors of a value head scales rows of tokens and of a state."""
     s, t = exp(-abs(b)), sigmoid(c) / (1 + abs(a)) + b * c
-    o = (t[None, :] * x) @ S + y * row_sum(x * s[None, :])[:, None]
+    o = (t[None, :] * x) @ S + y * row_sum(x * s[None, :] * exp(c[None, :]))[:, None]
     S = s[:, None] * S + (x * t[None, :]).T @ (y - (x * maximum(b, c)[None, :]) @ S)
     return o, S
 
 
-@pytest.mark.parametrize("page", [odd, of_heads])
+@algorithm(x="C K", w="C", a="HV", S=carried("K"))
+def of_a_number(x, w, a, S):  # type: ignore[no-untyped-def]
+    """A number of a head that scales tiles, vectors of tokens, and a state."""
+    o = x * a + (w * exp(a))[:, None] + S[None, :] / (2 + a * a)
+    S = S * exp(-abs(a)) + last(x) * a
+    return o, S
+
+
+@pytest.mark.parametrize("page", [odd, of_heads, of_a_number])
 def test_a_page_of_ones_own(page: Algorithm) -> None:
     """Central differences of the page itself, for ops and forms that no page of the package has."""
     p = page.trace()
@@ -102,13 +110,23 @@ def test_a_page_of_ones_own(page: Algorithm) -> None:
     kept = Interpreter(forward, problem, {}).run(dict(x))
     got = Interpreter(backward, problem, {}).run({**x, **d, "S_chunks": kept["S_chunks"]})
     for name, y in x.items():
-        found = got[f"d_{name}"].sum(0) if name in ("a", "b", "c") else got[f"d_{name}"]
+        found = gradients.of_input(name, got, y) if name in ("a", "b", "c") else got[f"d_{name}"]
         for _ in range(8):  # a central difference along a direction
             along, step = normal(*y.shape), 1e-5
             ends = [Interpreter(forward, problem, {}).run({**x, name: y + s * step * along}) for s in (1, -1)]
             loss = [(e["o"] * d["d_o"]).sum() + (e["final_state"] * d["d_final_state"]).sum() for e in ends]
             want = (loss[0] - loss[1]) / (2 * step)
             assert abs((found * along).sum() - want) < 1e-6 * max(1.0, abs(want)), name
+
+
+def test_parts_of_what_a_head_has() -> None:
+    """Of a vector one for each chunk. Of a number one for each column of a chunk, or for each token where a vector of tokens
+    depends on it, too."""
+    tensors = {t.name: (t.index, t.dims) for t in differentiate(of_heads.trace()).role("output")}
+    assert tensors["d_b"] == tensors["d_c"] == ("slot", ("K",)) and tensors["d_a"] == ("slot", ("K",))
+    assert {t.name: (t.index, t.dims) for t in differentiate(of_a_number.trace()).role("output")}["d_a"] == ("token", ("C",))
+    mamba = {t.name: (t.index, t.dims) for t in find("mamba2.gradient").trace().role("output")}
+    assert mamba["d_A"] == ("token", ("C",)) and mamba["d_D"] == ("slot", ("V",))
 
 
 def test_an_op_without_a_derivative_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

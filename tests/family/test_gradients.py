@@ -49,9 +49,10 @@ def errors(target: str, name: str, case: Case, plans: dict[str, Any] = ONE_KERNE
     _, *chunks = function(states)(**read, initial_state=x["S"], cu_seqlens=ends)
     given |= dict(zip((t.name for t in lowered(states).role("output") if t.index == "slot"), chunks, strict=True))
     found = function(back)(**given, d_o=packed(d_o), d_final_state=d_final, cu_seqlens=ends, output_final_state=True)
-    outputs = [t.name for t in back.page.trace().role("output") if t.index == "token"]
+    outputs, sums = ([t.name for t in back.page.trace().role("output") if t.index == index] for index in ("token", "slot"))
     assert all((y[0, T:] == 0).all() for y in found[:len(outputs)]), "rows of no sequence are not zero"
-    got = dict(zip([*outputs, "d_initial_state"], [y[0, :T] for y in found[:len(outputs)]] + [found[-1]], strict=True))
+    of_tokens, others = found[:len(outputs)], found[len(outputs):]
+    got = dict(zip([*outputs, "d_initial_state", *sums], [*(y[0, :T] for y in of_tokens), *others], strict=True))
     expected = gradients.expected(name, case, x, d_o, d_final)
     return {n: gradients.relative(gradients.of_input(n, got, want).double(), want) for n, want in expected.items()}
 

@@ -53,11 +53,16 @@ def stored(k):
 @pytest.mark.parametrize("schedule", ["gradient", "fused_gradient", "channel_gradient"])
 def test_forms_have_kernels_of_their_own(schedule, of, forms):
     """The first kernel stores what the page reads, the last ones have the derivatives of forms, and none between them has ops of
-    forms. It is so by the graph, whatever the inputs are called. Several last ones read nothing in common."""
+    forms. It is so by the graph, whatever the inputs are called. Several last ones read nothing in common. With a gate for each
+    channel the elementwise derivative of raw gates is where the cotangent of the gate is computed."""
     kernels = cut_kernels(of, forms, named(schedule))
     between = [k for k in kernels[1:] if any(o.kind == "matmul" for o in k.ops)]
     last = kernels[kernels.index(between[-1]) + 1:]
-    assert between and not any(kinds(k) & (OF_FORMS | {"log"}) for k in between)
+    joined = [k for k in between if "d_g" in stored(k)]
+    assert bool(joined) == (schedule == "channel_gradient" and of.name == "kimi_delta_attention")
+    assert not joined or {"d_A_log", "d_dt_bias"} <= stored(joined[0])
+    forms = tuple((n, form) for n, form in forms if n != "g" or not joined)
+    assert between and not any(kinds(k) & (OF_FORMS | {"log"}) for k in between if k not in joined)
     read = {f"{n}_ws" for n, _ in forms} & {o.attr("tensor") for k in kernels[1:] for o in k.ops if o.kind == "load"}
     assert {f"{n}_ws" for n, form in forms if form == "l2norm"} <= read <= stored(kernels[0])
     assert {f"d_{n}" for n, _ in forms} <= set().union(*map(stored, last))
@@ -98,9 +103,11 @@ def test_a_value_behind_two_boundaries_and_one_that_is_kept():
 
 
 def test_gradients_by_log_decays_of_channels_stay_in_float32_between_kernels():
-    """As they are where they are outputs: rounding them, and then the product with the form's derivative, would be twice."""
+    """As they are where they are outputs: rounding them, and then the product with the form's derivative, would be twice. Here a
+    kernel of its own has the form's derivative."""
+    apart = tuple(tuple(x for x in g if x != "@elementwise") for g in named("channel_gradient").kernels)
     b = Build("triton", algorithm="kimi_delta_attention.gradient", dtype="bfloat16", chunk=16, head_dim_k=16, head_dim_v=32,
-              contract=Contract(inputs=RAW), schedule=varied("channel_gradient", v_block=32))
+              contract=Contract(inputs=RAW), schedule=varied("channel_gradient", v_block=32, kernels=apart))
     p = lowered(b)
     behind = {o.attr("tensor") for k in p.kernels[-3:] for o in k.ops if o.kind == "load"}
     of = {t.name: (t.dims, t.dtype) for t in p.tensors if t.index == "slot" and t.role == "workspace" and t.name in behind}

@@ -44,7 +44,8 @@ def row_max(w: KernelWriter, o: Op, x: Value) -> None:
 
 @rule("column_sum", statement=True)
 def column_sum(w: KernelWriter, o: Op, x: Value) -> None:
-    w.line(f"t.column_sum({_storage(w, o, x)}, {w.name(o.buffer)})")
+    batch = ", batch=2" if x.buffer and w.buffers[x.buffer].layout == "columns" else ""
+    w.line(f"t.column_sum({_storage(w, o, x)}, {w.name(o.buffer)}{batch})")
 
 
 def grouped(names: Sequence[str]) -> str:

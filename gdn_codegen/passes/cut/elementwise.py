@@ -1,7 +1,8 @@
 """elementwise: which conversions of inputs, and which of their derivatives, are elementwise. `roles` uses it.
 
 An elementwise conversion, such as a gate's, can be part of the kernel that reads its result. Its derivative can be part of the
-kernel that computes the cotangent. Other conversions, such as a norm, read sums over a row.
+kernel that computes the cotangent. So can sums over the tokens of a chunk, which are derivatives by what a head has. Other
+conversions, such as a norm, read sums over a row.
 """
 from __future__ import annotations
 
@@ -32,14 +33,17 @@ def sums_rows(n: str, defs: Mapping[str, Op]) -> bool:
 
 
 def elementwise(ops: list[Op], core: Iterable[str], outputs: Collection[str], type_of: Mapping[str, Tile]) -> set[str]:
-    """The tiles of `outputs` that are an elementwise function of one cotangent of `core`, where all outputs that read this
-    cotangent are, and read no other."""
+    """The `outputs` that are elementwise functions of one cotangent of `core`, a tile, or elementwise functions of sums of its
+    columns, where all outputs that read this cotangent are, and read no other."""
     reached = {c: {c} | after(ops, {c}) for c in core if c not in outputs}
     found = set[str]()
     for c, values in reached.items():
         same = {c}
         for o in ops:
-            if o.out in values and keeps_entries(o) and values & set(o.args) <= same and type_of[o.out].dims == type_of[c].dims:
+            if not o.out or o.out not in values or not values & set(o.args) <= same:
+                continue
+            dims, own = type_of[o.out].dims, {type_of[n].dims for n in values & set(o.args)}
+            if o.kind == "column_sum" or (keeps_entries(o) and own == {dims} and dims in (type_of[c].dims, type_of[c].dims[1:])):
                 same.add(o.out)
         others = set[str]().union(*(x for other, x in reached.items() if other != c))
         read = values & set(outputs)

@@ -11,9 +11,24 @@ from ..storage.live_bytes import packed_bytes
 from ..uses import stored_under
 
 
+def loads_by_need(k: Kernel) -> Kernel:
+    """`k` with each load directly before the first op that reads it. `k` itself if its body has a loop."""
+    if k.body != k.ops:
+        return k
+    ops, loads = [o for o in k.ops if o.kind != "load"], {o.out: o for o in k.ops if o.kind == "load"}
+    body: list[Op] = []
+    for o in ops:
+        body += [x for n in dict.fromkeys(o.args) if (x := loads.pop(n, None))]
+        body.append(o)
+    return replace(k, body=tuple(body))
+
+
 def early_loads(k: Kernel, limit: int) -> Kernel:
     """`k`, a kernel over chunks with buffers, whose loads come as early as `limit` bytes of tiles in shared memory allow. Loads
-    keep their order. A load stays after all that reads or fills its buffer. It gets its own buffer if it comes earlier so."""
+    keep their order. A load stays after all that reads or fills its buffer. It gets its own buffer if it comes earlier so. `k`
+    itself if its body has a loop."""
+    if k.body != k.ops:
+        return k
     least = 0
     for name in [o.out for o in k.ops if o.kind == "load" and o.buffer]:
         at, k = min(_attempts(k, name, least, limit), key=lambda x: x[0])

@@ -6,7 +6,7 @@ memory and registers together. What it needs comes directly before it, so loads 
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -57,13 +57,16 @@ def _emit(o: Op, defs: Mapping[str, Op], done: dict[Op, None]) -> None:
 
 class _Greedy:
     """Ops in the order in which they are chosen. A step is an op that is chosen: any but loads, views and elementwise ops. A sum
-    of two tiles is a step, too, because it frees both."""
+    of two tiles is a step, too, because it frees both. It is none if both are made of the same tiles, as softplus adds them."""
 
     def __init__(self, ops: tuple[Op, ...], sizes: Mapping[str, int]) -> None:
         """ops: in any order that respects operands."""
         self.defs, self.done = {o.out: o for o in ops if o.out}, dict[Op, None]()
-        self.steps = [o for o in ops if self.step(o)]
-        self.needs = {o: self.needed(o) for o in self.steps}
+        self.needs = dict[Op, set[str]]()
+        for o in ops:
+            if self.step(o):
+                self.needs[o] = self.needed(o.args)
+        self.steps = list(self.needs)
         self.bytes = {o.out: prod(o.type.shape(dict(sizes))) * BYTES[o.type.dtype] for o in ops
                       if o.type is not None and o.type.rank == 2 and (o.kind == "load" or o in self.needs)}
         self.left: dict[str, int] = {}  # tile -> its readers that are still to come
@@ -71,17 +74,18 @@ class _Greedy:
             self.left[n] = self.left.get(n, 0) + 1
 
     def step(self, o: Op) -> bool:
-        """Whether `o` is a step."""
+        """Whether `o` is a step. Those before it are known (`needs`)."""
         if o.kind in ("add", "sub"):
-            return all((x := self.defs[a]).type is not None and x.type.rank == 2 and not OPS[x.kind].view for a in o.args)
+            tiles = all((x := self.defs[a]).type is not None and x.type.rank == 2 and not OPS[x.kind].view for a in o.args)
+            return tiles and self.needed(o.args[:1]) != self.needed(o.args[1:])
         return o.kind != "load" and not (o.out and (OPS[o.kind].elementwise or OPS[o.kind].view))
 
-    def needed(self, o: Op) -> set[str]:
-        """The loads and results of steps that `o` reads, directly or through other ops."""
-        out, todo = set[str](), [*o.args]
+    def needed(self, values: Sequence[str]) -> set[str]:
+        """The loads and results of steps of which values are made, directly or through other ops."""
+        out, todo = set[str](), [*values]
         while todo:
             x = self.defs[todo.pop()]
-            if x.kind == "load" or self.step(x):
+            if x.kind == "load" or x in self.needs:
                 out.add(x.out)
             else:
                 todo += x.args

@@ -5,6 +5,7 @@
 - So is a tile of running sums that warps compute in turn, whose rows would begin in one bank.
 - Ops of warp groups have orders of entries (`orders`).
 - A cast of a tile to another buffer is a copy (order "copy"), unless its order is "sums".
+- A fragment of which a warp holds whole columns has the layout "columns" (`summed_columns`).
 - A fragment has the layout "rows" if its rows are summed and their length is no power of two: TileLang infers none for it.
 - In a kernel over chunks, a tile of running sums in float32, of which ops read a row and a middle one, has TILE_PAD unused
   elements after each row. So has a loaded tile of 16 bits beside it that no product reads. In rings, vectors have `slot_pad`.
@@ -25,6 +26,7 @@ from .by_rows import ROWS
 from .orders import ordered
 from .ring_bytes import slot_pad
 from .stored_values import DECAYED, over
+from .summed_columns import by_columns
 
 #: Elements after each row of a buffer with a row per head.
 PAD = 4
@@ -57,11 +59,13 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
               and not shape[home[a]][1] % ROWS}
     crossing = _crossing(k, home, device) if k.agents else set()
     of_turns = _of_turns(k, device)
-    summed = {home.get(o.args[0], "") for o in k.ops if o.kind in OF_ROWS}
+    summed, columns = {home.get(o.args[0], "") for o in k.ops if o.kind in OF_ROWS}, by_columns(k, device)
 
     def layout(name: str, space: str) -> str:
         if name in fixed | crossing | of_turns:
             return "swizzled"
+        if name in columns:
+            return "columns"
         return "rows" if name in summed and space == device.tile and shape[name][1] & (shape[name][1] - 1) else ""
 
     pad = {b.name: slot_pad(b) for b in k.buffers if k.agents} | dict.fromkeys(padded, TILE_PAD)

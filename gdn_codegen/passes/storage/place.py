@@ -3,16 +3,15 @@
 A value without a buffer is an expression inside its reader (`stored_values`). Other values get a buffer in the space that the
 device names for their kind. Where the device allows it (`in_place`), values share a buffer if the old value has no later reader
 (`shared_buffers`):
-- a product and its accumulator;
-- a carried value and its next value;
+- a product and its accumulator, or a carried value and its next value;
 - the inverse of a whole tile, or running sums of its columns, and that tile;
 - values of the same shape and dtype in a limited space that are never live at the same time.
 
 A kernel over chunks without products gets the order of `by_stores` if fewer fragments are live so. One with products waits for
 its loads, unless another block on the multiprocessor computes meanwhile. Where its tiles leave no room for two blocks, it gets
 another order (`few_live`, or else `late`), if two fit so, with registers for their fragments, and otherwise that of `late` if
-fewer fragments are live so. Where two fit anyway, it gets the order of `late` unless more are live so. Where its tiles do not fit
-at all, it gets that of `few_live`, computes operands again (`recompute`), or has pieces of the columns of K (`column_pieces`).
+fewer fragments are live so. Where two fit anyway, it gets the order of `late`, or only its loads move (`loads_by_need`). Where
+its tiles do not fit, it gets that of `few_live`, computes operands again (`recompute`), or has pieces of the columns of K.
 """
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from ...ir.core import NO_LINE, Buffer, Kernel, Line, Loop, Op, Program, Stmt, m
 from ...ir.types import BYTES
 from ...schedule.schedule import Schedule, ScheduleError
 from ..loops.column_pieces import pieces_of_k
-from ..loops.early_loads import early_loads
+from ..loops.early_loads import early_loads, loads_by_need
 from ..loops.few_live import by_stores, few_live, late
 from ..stage import takes
 from .buffer_names import named
@@ -66,7 +65,9 @@ def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
     for x, bound in ((calm, _fragments(first)),) if two_fit(first, device) else tried:
         if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= bound:
             return early_loads(x, most_of_two(device))
-    return first if two_fit(first, device) or not calmer else early_loads(calmer, limit - ALIGNMENT)
+    if two_fit(first, device):
+        return early_loads(loads_by_need(first), most_of_two(device))
+    return early_loads(calmer, limit - ALIGNMENT) if calmer else first
 
 
 def _crowded(p: Program, s: Schedule, k: Kernel, device: Device, why: ScheduleError) -> Kernel:

@@ -1,7 +1,8 @@
 """The gradient of a call: states before chunks are computed again unless they were saved, then a walk back over the chunks.
 
-Kernels give one row for each value head, and of what a head has one row for each token, in float32 where a sum follows. The sums
-are here, in a fixed order, and each gradient is rounded once, to the dtype of what it is a gradient of.
+Kernels give one row for each value head. Of a vector of a head they give one for each chunk, of a number one for each column of
+a chunk or for each token, in float32 where a sum follows. The sums are here, in a fixed order, and each gradient is rounded once,
+to the dtype of what it is a gradient of.
 """
 from __future__ import annotations
 
@@ -77,8 +78,8 @@ def _about(page: Algorithm, inputs: dict[str, Tensor | None], t: Tensors, x: Req
 def walked_back(page: str | Algorithm, call: Call, named: Mapping[str, Any], numbers: dict[str, Any], ends: Tensor | None,
                 starts: Mapping[str, Tensor | None], by_outputs: Mapping[str, Tensor], by_finals: Mapping[str, Tensor | None],
                 kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients by the inputs and initial states of a page, by their names, as kernels give them: a row for each value head,
-    and for each token of what a head has. States lie as those of the call.
+    """The gradients by the inputs and initial states of a page, by their names: a row for each value head, and a number for each
+    token where kernels give that of a number of a head (`by_argument` adds up both). States lie as those of the call.
 
     named: the inputs, with those of input forms. numbers: those that the caller gave. starts: initial states. by_outputs,
     by_finals: gradients of the loss by outputs and final states. None among states is zero. kept: states before chunks of
@@ -91,6 +92,9 @@ def walked_back(page: str | Algorithm, call: Call, named: Mapping[str, Any], num
     dtypes = {row[0]: getattr(torch, row[3]) for row in back.HOST.tables.inputs}
     given = {derivative(n): y.to(dtypes[derivative(n)]) for n, y in by_outputs.items()}
     made = run(back, {**named, **kept, **given}, {derivative(n): state(y) for n, y in by_finals.items()})
+    for d in back.HOST.tables.saved:
+        of = named[d.removeprefix(derivative(""))]
+        made[d] = made[d] if of is None else of_head(made[d], of.ndim)
     return {n: state(made[derivative(n)]) if n in starts else made[derivative(n)] for n in (*named, *starts)
             if derivative(n) in made}
 
@@ -131,6 +135,13 @@ def _as_built(y: Any, dtype: str) -> Any:
     return y.to(getattr(torch, dtype)) if isinstance(y, Tensor) and y.ndim > 3 else y
 
 
+def of_head(parts: Tensor, rank: int) -> Tensor:
+    """The gradient by a number [HV] (rank 1) or a vector [HV, columns] of each value head: the sum of its parts by chunk
+    [slots, HV, columns]."""
+    of_columns = parts.sum(0)
+    return of_columns.sum(-1) if rank == 1 else of_columns
+
+
 def by_argument(d: Tensor, y: Tensor | None, axes: tuple[int, int]) -> Tensor:
     """The gradient by an argument `y`, of what `walked_back` gives of it: summed over tokens, or over the value heads of a key
     head, with the dtype of `y`, and contiguous. axes: of tokens and heads."""
@@ -138,6 +149,6 @@ def by_argument(d: Tensor, y: Tensor | None, axes: tuple[int, int]) -> Tensor:
     tokens, heads = axes
     if d.ndim > y.ndim:
         d = d.sum((0, tokens))
-    elif d.shape[heads] != y.shape[heads]:
+    elif y.ndim > 2 and d.shape[heads] != y.shape[heads]:
         d = reduce(torch.add, torch.unflatten(d, heads, (y.shape[heads], -1)).unbind(heads + 1))
     return d.contiguous().to(y.dtype)

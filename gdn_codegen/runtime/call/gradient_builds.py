@@ -129,8 +129,8 @@ def _apart(x: Builds) -> str:
     """Why one build does not read what the other stores: states before chunks in the other orientation. "" if it does."""
     if x.states is None:
         return ""
-    stored, read = ({t.name for t in lowered(b).tensors if t.index == "slot" and t.role != "workspace"}
-                    for b in (x.states, x.gradient))
+    stored, read = ({t.name for t in lowered(b).role(role) if t.index == "slot"}
+                    for b, role in ((x.states, "output"), (x.gradient, "input")))
     return "" if stored == read else f"schedule {x.states.plan.name} stores {', '.join(stored)}, not {', '.join(read)}"
 
 

@@ -119,7 +119,8 @@ static __device__ __forceinline__ void decayed_blocks(void *registers, const voi
   const int lane = thread % 32, warp = thread / 32 % 4, column = thread / 128 * columns + lane % 4 * 2;
   const float *sums = static_cast<const float *>(g), *later = static_cast<const float *>(before);
   const unsigned short *values = static_cast<const unsigned short *>(x);
-  const Rows of = {values, transposed ? later : sums, sums, column}, by = {values, transposed ? sums : later, sums, column};
+  const Rows of = {values, transposed ? later : sums, sums, column, lane / 4};
+  const Rows by = {values, transposed ? sums : later, sums, column, lane / 4};
   unsigned a[4];
   square_block<transposed>(a, p, lane, warp, warp);
   float *out = static_cast<float *>(registers);

@@ -53,6 +53,16 @@ def rows_cuda(shape, dtype, threads):
     return x
 
 
+def columns_cuda(shape, dtype, threads):
+    """A fragment whose columns are summed. A warp has whole columns, so that no sum crosses warps. A thread has two columns side
+    by side, and neighbouring threads have the next ones of the row."""
+    x, each = T.alloc_fragment(shape, dtype), shape[1] // (threads // 32)  # columns of a warp
+    lanes, rows = each // 2, 64 // each  # of a row, and at a time
+    T.annotate_layout({x: tilelang.layout.Fragment(
+        shape, lambda i, j: (j // each * 32 + i % rows * lanes + j % each // 2, i // rows * 2 + j % 2))})
+    return x
+
+
 def lane_of_column(j, columns, lanes, piece):
     """The lane that holds column j of a row, and the place of the column in it: each lane has pieces of so many columns, which
     are 16 bytes in memory."""
@@ -103,6 +113,11 @@ def token_rows_cpu(shape, dtype, threads, lanes, piece):
 
 def rows_cpu(shape, dtype, threads):
     """A tile whose rows are summed."""
+    return T.alloc_local(shape, dtype)
+
+
+def columns_cpu(shape, dtype, threads):
+    """A tile whose columns are summed."""
     return T.alloc_local(shape, dtype)
 
 

@@ -14,7 +14,7 @@ static __device__ __forceinline__ float add_pairs(float (*out)[blocks * 8], cons
     float e[4], x[4];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      most = fmaxf(most, of[0].decays(e, row, from, from_8, n + half, 1.f));
+      most = fmaxf(most, of[0].template decays<true>(e, row, from, from_8, n + half, 1.f));
 #pragma unroll
       for (int p = 0; p < products; ++p) {
         of[p].scaled(x, e, row, n + half);
@@ -27,7 +27,7 @@ static __device__ __forceinline__ float add_pairs(float (*out)[blocks * 8], cons
       const int r = (first_block + block) * 16 + lane / 4;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        by.decays(e, r, from, from_8, n + half, -1.f);
+        by.template decays<true>(e, r, from, from_8, n + half, -1.f);
         by.scaled(x, e, r, n + half);
         b[half] = two_rounded<bf16>(x[0], x[1]), b[half + 2] = two_rounded<bf16>(x[2], x[3]);
       }
@@ -62,9 +62,9 @@ static __device__ __forceinline__ void decayed_pairs(void *result, void *other_r
   using Others = DecayedRows<bf16, b_row, g_row>;
   const int lane = thread % 32, warp = thread / 32 % 4, first_block = thread / 128 * blocks, row = warp * 16 + lane / 4;
   const float *sums = static_cast<const float *>(g), *own = static_cast<const float *>(before);
-  const Rows of[2] = {{static_cast<const unsigned short *>(a), own, sums, lane % 4 * 2},
-                      {static_cast<const unsigned short *>(other_a), own, sums, lane % 4 * 2}};
-  const Others by = {static_cast<const unsigned short *>(b), sums, sums, lane % 4 * 2};
+  const Rows of[2] = {{static_cast<const unsigned short *>(a), own, sums, lane % 4 * 2, lane / 4},
+                      {static_cast<const unsigned short *>(other_a), own, sums, lane % 4 * 2, lane / 4}};
+  const Others by = {static_cast<const unsigned short *>(b), sums, sums, lane % 4 * 2, lane / 4};
   float out[products][blocks * 8] = {};
   float most = 0;
   if (first_block <= warp) {

@@ -120,10 +120,11 @@ def row_sum_cuda(src, dst):
 
 
 @T.macro
-def column_sum_cuda(src, dst):
-    """The sum of each column, by a thread block. Threads exchange four sums at a time, of which each has so many."""
+def column_sum_cuda(src, dst, batch=0):
+    """The sum of each column, by a thread block. Threads exchange `batch` sums at a time, of which each has so many: 0 for the
+    number in the order of a product's sum."""
     total = T.alloc_fragment((src.shape[1],), dst.dtype)
-    T.reduce_sum(src, total, dim=0, batch=4 if min(src.shape) >= 64 else 1)
+    T.reduce_sum(src, total, dim=0, batch=batch or (4 if min(src.shape) >= 64 else 1))
     for i in T.Parallel(src.shape[1]):
         dst[i] = total[i]
 
@@ -140,7 +141,7 @@ def vector_sum_cuda(src, dst):
 
 
 @T.macro
-def column_sum_cpu(src, dst):
+def column_sum_cpu(src, dst, batch=0):
     """The sum of each column."""
     for j in T.serial(src.shape[1]):
         dst[j] = 0.0
