@@ -1,7 +1,7 @@
 """place: decides which values have buffers. For TileLang and Triton; `rings` has done so for kernels with several agents.
 
 A value without a buffer is an expression inside its reader (`stored_values`). Other values get a buffer in the space that the
-device names for their kind. Where it allows that (`in_place`), values share one if the old has no later reader (`shared_buffers`):
+device names for their kind. Where it allows that (`in_place`), values share one if no later op reads the old (`shared_buffers`):
 - a product and its accumulator, or a carried value and its next value;
 - the inverse of a whole tile, or running sums of its columns, and that tile;
 - values of the same shape and dtype in a limited space that are never live at the same time.
