@@ -21,7 +21,7 @@ from .candidates import Asked, Candidate, Space
 from .gradient_plans import (
     BY_CHANNELS,
     IN_PARTS,
-    OF_SOLUTIONS,
+    OF_SOLUTIONS_APART,
     ONE,
     STATE_WALKS,
     STORING_BY_PIECES,
@@ -172,7 +172,7 @@ _THREE = replace(THREE, gradient=("gradient", {"v_block": 64}))
 GRADIENTS = {
     "cpu": (ONE, THREE),
     "cuda": (*(replace(THREE, gradient=("gradient", {"v_block": 64, "kernels": FIVE, **x})) for x in (IN_PARTS, {})), _THREE,
-             *(GradientPlan((BY_CHANNELS, {"v_block": 64, "kernels": OF_SOLUTIONS, **x}), STORING_BY_PIECES, True, most=32,
+             *(GradientPlan((BY_CHANNELS, {"v_block": 64, "kernels": OF_SOLUTIONS_APART, **x}), STORING_BY_PIECES, True, most=32,
                             solved="operands") for x in (IN_PARTS, {})),
              GradientPlan((BY_CHANNELS, {"v_block": 64}), STATE_WALKS, True, most=32), ONE,
              replace(THREE, gradient=("gradient", {"v_block": 64, **late_sums(FIVE)}), rank=1))}
