@@ -62,7 +62,7 @@ def _touch(*tensors: Any) -> None:
 
 def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
     """Fill the tensors that this call allocated: with NaN if tests ask for it, and outputs with zeros, for the rows that no
-    sequence covers. So are sums over tokens of a chunk (of a gradient), which callers add up, for slots without a chunk."""
+    sequence covers. A gradient's shares by chunk start as zeros, because callers add up all slots, also those without a chunk."""
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
@@ -71,8 +71,8 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
         for x, out in zip(memory[p.host.outputs], outs, strict=True):
             if out is None:
                 x.zero_()
-    for n in p.host.saved if p.tables.backward else ():
-        memory[n].zero_()
+    for name in p.tables.zeroed:
+        memory[p.tables.tensors.index(name)].zero_()
 
 
 def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
@@ -138,7 +138,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
     unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
-    moved, fills = lends or pool or t.in_place, p.clears and not t.cleared or host.poison or t.backward and bool(t.saved)
+    moved, fills = lends or pool or t.in_place, p.clears and not t.cleared or host.poison or bool(t.zeroed)
     touches = any_out or lends or t.in_place
     special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None

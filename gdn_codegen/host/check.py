@@ -196,10 +196,13 @@ class Check:
                     x, y, by = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y, by))
                 own = m < len(self.tables.initial) and not self.tables.backward
                 tiles.setdefault((n, i if own else 0), []).append((x, y, by))
-            parts = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            error = worst([off(y + by, y, self.OF_ROUNDING * by) for _, y, by in parts])
-            found[name] = (worst([off(x, y, self.OF_ROUNDING * by) for x, y, by in parts]),
+            each = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for _, y, by in each])
+            found[name] = (worst([off(x, y, self.OF_ROUNDING * by) for x, y, by in each]),
                            max(accepted, min(self.MOST, self.OF_ROUNDING * error)))
+            if name in self.tables.zeroed:  # callers add up the slots without a chunk, too
+                unused = sorted({*range(len(mine))} - {slot for slot, *_ in self.call.chunk_slots(lengths)})
+                found[f"{name} without a chunk"] = float(mine[unused].abs().max()) if unused else 0.0, 0.0
         return found
 
 

@@ -170,17 +170,20 @@ class CheckProblem:
         for name, dims in tables.initial:
             x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
             out[name] = x.to(self.DTYPES[tables.state_dtype])
+        summed = sorted({of for of, _ in tables.sums.values()})
         for name, dims, dtype in tables.chunk_inputs:
             x = torch.zeros(len(lengths), -(-max(lengths) // tables.chunk), heads[1], *dims, **on_cpu)
+            of, _ = tables.sums.get(name, ("", False))
             for n, (each, length) in enumerate(zip(x, lengths, strict=True)):
-                self.fill(name, each, length, gen if name not in tables.held else torch.Generator("cpu").manual_seed(n), factor)
+                own = torch.Generator("cpu").manual_seed(1000 * (1 + summed.index(of)) + n) if of else gen
+                self.fill(name, each, length, own, factor)
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
     def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float) -> None:
         """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
-        their last row there, and tiles of rows are running sums of log decays, the first including each token, and others of
-        the same decays before it: independent sums would let exp of a difference grow. factor: of other tiles."""
+        their last row there, and tiles of rows are running sums of log decays. Those of the same decays get generators in the
+        same state: of independent sums exp of a difference could grow. factor: of other tiles."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
@@ -191,7 +194,8 @@ class CheckProblem:
             if tile.ndim > 2:
                 rates = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(len(tile))], device="cpu")
                 decays = -2 * rates.view(-1, 1, 1) * tile.abs()
-                tile.copy_(decays.cumsum(1) - (decays if name != self.tables.held[0] else 0.0))
+                before = name in self.tables.sums and self.tables.sums[name][1]
+                tile.copy_(decays.cumsum(1) - (decays if before else 0.0))
             of_all[:, rows:] = of_all[:, rows - 1:rows]
 
     def of_chunk(self, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:

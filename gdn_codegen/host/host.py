@@ -82,7 +82,7 @@ class Host:
     # --- a call ---
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
-        """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
+        """Outputs, final states or None, checkpoints, tiles of chunks. Arguments: those of Plan, the caller's numbers."""
         if torch.compiler.is_dynamo_compiling():
             return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables

@@ -269,7 +269,7 @@ class Plan:
         t = self.tables
         as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
                     and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
-        looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are)
+        looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are) or bool(t.zeroed)
         in_order = _in_order(self.sequences, self.device) if self.in_order else None
         if not as_it_is or looked_at or not all(self.as_integers) or (self.in_order and in_order is None):
             return None

@@ -25,12 +25,14 @@ class Tables:
     chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
     chunk_dims: for each of chunk_inputs and saved, the extents of its tiles without padding, in the page's order. None stands for
     the tokens of a chunk. held: those of chunk_inputs whose rows past a sequence's end repeat the last one, as running sums do.
+    sums: those that are running sums of rows -> the name of what is summed, and whether a token's sum leaves out its own row.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
-    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns. zeroed: those
+    of saved that callers add up over all slots: a gradient's shares by chunk. The host clears them first.
     backward: chunks are walked from the last to the first.
     end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
     between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
@@ -74,8 +76,10 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     saved: tuple[str, ...] = ()
+    zeroed: tuple[str, ...] = ()
     chunk_dims: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     held: tuple[str, ...] = ()
+    sums: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()

@@ -13,8 +13,8 @@ what lies below the diagonal. The ones on the diagonal are a sum: T^T dU = dU + 
 else both programs compute of a chunk's inputs alone (`ir/stored.py`).
 
 A sum over the value heads of a key head is left to the caller: gradients of inputs of key heads have a row for each value head.
-So is the sum over tokens of the gradient of a vector of a value head: the program gives the part of each chunk (index "slot"). Of
-a number it gives the part of each column of a chunk, or of each token, as `ir/reverse.py` says.
+So is the sum over chunks of the gradient by a vector of a value head: the program gives the share of each chunk (index "slot").
+By a number it gives the shares that `ir/reverse.py` describes.
 """
 from __future__ import annotations
 
@@ -132,11 +132,11 @@ class _Gradient:
                 for n, x in self.stored.items() if (o := ops[n]).type is not None]
         return (*given, *states, *read, *derived)
 
-    def in_parts(self, tensors: tuple[Tensor, ...], dims: Mapping[str, tuple[Dim, ...]]) -> tuple[Tensor, ...]:
-        """The tensors, of which those by what a head has have the parts that callers add up. dims: input -> of its gradient."""
-        parts = {derivative(t.name): dims[t.name] for t in self.inputs if t.index == "head"}
-        return tuple(t if t.name not in parts else replace(t, index="token", dims=("C",)) if parts[t.name] == ("C",)
-                     else replace(t, index="slot", dims=parts[t.name], fill=ZEROED) for t in tensors)
+    def in_shares(self, tensors: tuple[Tensor, ...], dims: Mapping[str, tuple[Dim, ...]]) -> tuple[Tensor, ...]:
+        """The tensors, of which those by what a head has hold shares. dims: input -> of its gradient."""
+        shares = {derivative(t.name): dims[t.name] for t in self.inputs if t.index == "head"}
+        return tuple(t if t.name not in shares else replace(t, index="token", dims=("C",)) if shares[t.name] == ("C",)
+                     else replace(t, index="slot", dims=shares[t.name], fill=ZEROED) for t in tensors)
 
     def seed(self, r: Reverse) -> None:
         """The cotangents of the page's outputs and next states."""
@@ -151,7 +151,7 @@ class _Gradient:
         r.line = NO_LINE
         given = {t.name: self.unmasked(r, ct.get(reads.get(t.name, ""))) for t in self.inputs}
         dims = {t.name: r.type(x).dims if (x := given[t.name]) is not None else t.dims or ("C",) for t in self.inputs}
-        tensors = self.in_parts(tensors, dims)
+        tensors = self.in_shares(tensors, dims)
         found = [*((given[n], d) for n, d in dims.items()), *((ct.get(c.name), c.type.dims) for c in self.loop.carried)]
         results = self.distinct(r, [x or r.op("full", dims=d, value=0.0) for x, d in found])
         names = self.renaming(r)

@@ -13,8 +13,9 @@ from .types import Dim, Tile
 class Reverse:
     """The body of the gradient: the page's values, and the cotangents of those that depend on an input or a state.
 
-    A number of the value head is the same for all tokens. Its cotangent is in parts, which the caller adds up: one for each token
-    (a vector of the dim C), or one for each column of the tiles that it multiplies (K or V).
+    A number of the value head is the same for all tokens. Its cotangent is in shares, which the caller adds up: one for each
+    token (a vector of the dim C), or one for each column of the tiles that it multiplies (K or V). Columns stay apart, because a
+    kernel may have a block of them.
     """
 
     def __init__(self, p: Program, body: Body, below: Mapping[str, str]) -> None:
@@ -88,9 +89,9 @@ class Reverse:
         """Add `ct` to the cotangent of a value, summed over what was broadcast. No effect for a value that is not active."""
         if not self.active(value):
             return
-        ct = self.in_parts(ct) if self.of_head(value) else self.reduced(ct, self.type(value).dims)
+        ct = self.in_shares(ct) if self.of_head(value) else self.reduced(ct, self.type(value).dims)
         before = self.cotangents.get(value)
-        if before is not None and self.type(before) != self.type(ct):  # a number's, in parts of tokens and of columns
+        if before is not None and self.type(before) != self.type(ct):  # a number's, by token and by column
             before, ct = self.by_token(before), self.by_token(ct)
         self.cotangents[value] = ct if before is None else self.total(before, ct)
 
@@ -103,9 +104,9 @@ class Reverse:
         return self.op("add", a, b)
 
     # --- sums over what was broadcast ---
-    def in_parts(self, ct: str) -> str:
-        """The cotangent of a number of the value head, which was broadcast to what has `ct`: a part for each column of a tile of
-        tokens, or of a row. Otherwise, a part for each token."""
+    def in_shares(self, ct: str) -> str:
+        """The cotangent of a number of the value head, which was broadcast to what has `ct`: a share for each column of a tile of
+        tokens, or of a row. Otherwise, a share for each token."""
         dims = self.type(ct).dims
         if len(dims) == 1:
             return ct
@@ -114,7 +115,7 @@ class Reverse:
         return self.by_token(self.op("row_sum", ct) if dims else ct)
 
     def by_token(self, ct: str) -> str:
-        """The cotangent of a number of the value head, with a part for each token. What is of the whole chunk, the first token
+        """The cotangent of a number of the value head, with a share for each token. What is of the whole chunk, the first token
         has."""
         if self.type(ct).dims == ("C",):
             return ct

@@ -20,6 +20,8 @@ BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 FLOATS = tuple(BYTES)
 #: The accepted values of Buffer.layout, each with the rank of such a buffer.
 LAYOUTS = {"swizzled": 2, "rows": 2, "columns": 2, "state_rows": 2, "along_columns": 1, "along_rows": 1, "token_rows": 2}
+#: The columns side by side that a thread has in the layout "columns".
+COLUMNS_OF_A_THREAD = 2
 #: Threads of a warp, warps of a warp group, and threads of a warp group, for which registers are set.
 WARP, WARPS_OF_GROUP = 32, 4
 GROUP = WARP * WARPS_OF_GROUP
@@ -96,8 +98,8 @@ INDEXING = {
     "head": "one number for each value head, which only `scalar` reads, or one vector",
 }
 
-#: The fill of an output with a tile for each chunk slot that callers add up: the host clears it, for slots without a chunk.
-ZEROED = "0.0"
+#: The fill of an output whose tiles of all chunk slots callers add up. Some slots have no chunk, and no kernel writes these.
+ZEROED = "zeroed"
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Tensor:
     optional: whether the caller may leave the tensor out. Then loads give zeros, and stores have no effect.
     fill: for index "const", the rule for its content (see ir.interpret.const_tile). For index "head", what the host
     passes if the caller gives none; "" if the caller must give one. For index "slot", what rows past a sequence's end hold: ""
-    zeros, "last" the last row again, ZEROED.
+    zeros, "last" the last row again. ZEROED for an output with this index that callers add up: the host clears it first.
     slots: for index "block", the number of tiles of each core group. The iterations of a loop use them in rotation.
     strided: whether the caller gives the strides of batch, token and head at run time. The elements of a token's row are
     contiguous.

@@ -11,10 +11,11 @@ from ..emit.base import KernelText, quoted, stride_unit
 from ..host.tables import Tables
 from ..input_forms import INPUT_FORMS, draws, reads
 from ..ir.core import Kernel, Program
+from ..ir.dataflow import ops_of
 from ..ir.decays import log_decays
-from ..ir.differentiate import TRANSPOSED
+from ..ir.differentiate import TRANSPOSED, chunk_states
 from ..ir.padding import chunk_tokens
-from ..ir.types import Tensor
+from ..ir.types import ZEROED, Tensor
 from ..schedule.contract import Contract
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         ints={k.name: tuple(k.extra["ints"]) for k in kernels}, scalars=b.page.scalar_defaults(b.sizes),
         head_inputs=rows("input", "head", lambda t: (t.name, float(t.fill) if t.fill else None, tuple(p.shape(t)), t.dtype)),
         chunk_inputs=rows("input", "slot", typed), saved=rows("output", "slot", lambda t: t.name),
+        zeroed=tuple(t.name for t in p.role("output") if t.index == "slot" and t.fill == ZEROED), sums=_running_sums(read, p),
         held=tuple(t.name for t in p.role("input") if t.index == "slot" and t.fill and t.dims[0] == "C"),
         chunk_dims={t.name: _chunk_dims(p, t) for t in p.tensors if t.role != "workspace" and t.index == "slot"},
         backward=traced.walk.step < 0,
@@ -82,6 +84,12 @@ def _chunk_dims(p: Program, t: Tensor) -> tuple[int | None, ...]:
     """The extents of the tiles of a tensor of chunks without padding, None for tokens, in the page's order."""
     dims = [None if d == "C" else n for d, n in zip(t.dims, t.tile.shape(p.memory), strict=True)]
     return tuple(dims[::-1] if t.name.endswith(TRANSPOSED) else dims)
+
+
+def _running_sums(page: Program, p: Program) -> dict[str, tuple[str, bool]]:
+    """The inputs of chunks of `p` that are running sums of rows of tokens in the page. Fields as in Tables."""
+    sums = {chunk_states(o.out): (o.args[0], bool(o.attr("exclusive"))) for o in ops_of(page).values() if o.kind == "cumsum"}
+    return {t.name: sums[t.name] for t in p.role("input") if t.name in sums and len(t.dims) == 2}
 
 
 def _shared(k: KernelText) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ..ir.interpret import TORCH
 from ..runtime.build import Build, lowered
 from ..runtime.call.given import in_page_order
 from ..runtime.call.gradient import of_head
-from ..runtime.load import function
+from ..runtime.load import function, module
 from ..targets import DEFAULT_SCHEDULE
 from .cases import F64, Case, inputs
 from .verify import ROOM, Recurrence, check_page, from_recurrence, one_head_count, reference, rms_error, to_layout
@@ -94,7 +94,7 @@ def run(b: Build, case: Case, x: dict[str, torch.Tensor], weights: dict[str, tor
             got |= {name: in_order(y)} if case.initial else {}
             continue
         if t.index == "slot":
-            got[name] = of_head(y, x[name].ndim)
+            got[name] = of_head(y, module(b).HOST.tables.chunk_dims[t.name], x[name].ndim)
             continue
         y = (y if b.layout == "bthd" else y.transpose(1, 2)).flatten(0, 1)
         like = x[name]

@@ -1007,12 +1007,14 @@ class Tables:
     chunk_inputs: (name, dims, dtype): one tile for each chunk slot and value head, such as the state before each chunk.
     chunk_dims: for each of chunk_inputs and saved, the extents of its tiles without padding, in the page's order. None stands for
     the tokens of a chunk. held: those of chunk_inputs whose rows past a sequence's end repeat the last one, as running sums do.
+    sums: those that are running sums of rows -> the name of what is summed, and whether a token's sum leaves out its own row.
     initial, final: (name, dims): one tile of `state_dtype` for each sequence and value head.
     checkpoints: (name, dims): one tile of `state_dtype` for each checkpoint and value head. rows: they lie in rows of the
     caller's memory, one row for each sequence and one tile for each token. slots: they lie in the pool. positions: they lie in
     rows of the caller's memory, one tile each, which `checkpoint_rows` gives for each chunk.
     outputs: (name, dims after [batch, tokens, value heads], dtype).
-    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns.
+    workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns. zeroed: those
+    of saved that callers add up over all slots: a gradient's shares by chunk. The host clears them first.
     backward: chunks are walked from the last to the first.
     end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
     between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
@@ -1056,8 +1058,10 @@ class Tables:
     checkpoints: tuple[tuple[str, tuple[int, ...]], ...] = ()
     workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     saved: tuple[str, ...] = ()
+    zeroed: tuple[str, ...] = ()
     chunk_dims: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     held: tuple[str, ...] = ()
+    sums: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
@@ -1907,7 +1911,7 @@ class Plan:
         t = self.tables
         as_it_is = (all(plain for _, plain, *_ in self.expected) and all(self.as_they_are) and not self.lacking
                     and all(x is None or fit for x, fit in zip(outs, self.fits, strict=True)))
-        looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are)
+        looked_at = self.check_ends or self.check_numbers or (self.packed and not self.ends_as_they_are) or bool(t.zeroed)
         in_order = _in_order(self.sequences, self.device) if self.in_order else None
         if not as_it_is or looked_at or not all(self.as_integers) or (self.in_order and in_order is None):
             return None
@@ -1983,7 +1987,7 @@ def _touch(*tensors: Any) -> None:
 
 def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> None:
     """Fill the tensors that this call allocated: with NaN if tests ask for it, and outputs with zeros, for the rows that no
-    sequence covers. So are sums over tokens of a chunk (of a gradient), which callers add up, for slots without a chunk."""
+    sequence covers. A gradient's shares by chunk start as zeros, because callers add up all slots, also those without a chunk."""
     if p.host.poison:
         for x, buffer in itertools.zip_longest(memory[p.tables.place("final").start:], buffers):
             if buffer is None:
@@ -1992,8 +1996,8 @@ def _fill(p: Plan, memory: Sequence[Any], outs: Sequence[Any], buffers: Sequence
         for x, out in zip(memory[p.host.outputs], outs, strict=True):
             if out is None:
                 x.zero_()
-    for n in p.host.saved if p.tables.backward else ():
-        memory[n].zero_()
+    for name in p.tables.zeroed:
+        memory[p.tables.tensors.index(name)].zero_()
 
 
 def _looked_at(p: Plan, given: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any], indices: Any) -> Sequence[Any]:
@@ -2059,7 +2063,7 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
     picked = [(launch, _picker(tensors), numbers) for launch, tensors, numbers in p.launches]
     unwanted = [x for x, _ in state_kin] if all(x is not None for x, _ in state_kin) else None
     any_out, lends = any(x is not None for x in outs), any(x is not None for x in buffers)
-    moved, fills = lends or pool or t.in_place, p.clears and not t.cleared or host.poison or t.backward and bool(t.saved)
+    moved, fills = lends or pool or t.in_place, p.clears and not t.cleared or host.poison or bool(t.zeroed)
     touches = any_out or lends or t.in_place
     special = p.check_ends or p.check_numbers or bool(p.lacking)
     lies = _aligned(given, outs) if t.strided else None
@@ -2173,7 +2177,7 @@ class Host:
     # --- a call ---
     def __call__(self, given: Sequence[Any], numbers: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
                  buffers: Sequence[Any], output_final_state: Any, indices: Sequence[Any] = (), every: Any = 0) -> tuple[Any, ...]:
-        """Outputs, final states or None, checkpoints, states before chunks. Arguments: those of Plan, the caller's numbers."""
+        """Outputs, final states or None, checkpoints, tiles of chunks. Arguments: those of Plan, the caller's numbers."""
         if torch.compiler.is_dynamo_compiling():
             return _untraced(self, given, numbers, states, outs, cu_seqlens, buffers, output_final_state, indices, every)  # type: ignore[no-any-return]
         t = self.tables
@@ -2447,17 +2451,20 @@ class CheckProblem:
         for name, dims in tables.initial:
             x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
             out[name] = x.to(self.DTYPES[tables.state_dtype])
+        summed = sorted({of for of, _ in tables.sums.values()})
         for name, dims, dtype in tables.chunk_inputs:
             x = torch.zeros(len(lengths), -(-max(lengths) // tables.chunk), heads[1], *dims, **on_cpu)
+            of, _ = tables.sums.get(name, ("", False))
             for n, (each, length) in enumerate(zip(x, lengths, strict=True)):
-                self.fill(name, each, length, gen if name not in tables.held else torch.Generator("cpu").manual_seed(n), factor)
+                own = torch.Generator("cpu").manual_seed(1000 * (1 + summed.index(of)) + n) if of else gen
+                self.fill(name, each, length, own, factor)
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
     def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float) -> None:
         """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
-        their last row there, and tiles of rows are running sums of log decays, the first including each token, and others of
-        the same decays before it: independent sums would let exp of a difference grow. factor: of other tiles."""
+        their last row there, and tiles of rows are running sums of log decays. Those of the same decays get generators in the
+        same state: of independent sums exp of a difference could grow. factor: of other tiles."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
@@ -2468,7 +2475,8 @@ class CheckProblem:
             if tile.ndim > 2:
                 rates = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(len(tile))], device="cpu")
                 decays = -2 * rates.view(-1, 1, 1) * tile.abs()
-                tile.copy_(decays.cumsum(1) - (decays if name != self.tables.held[0] else 0.0))
+                before = name in self.tables.sums and self.tables.sums[name][1]
+                tile.copy_(decays.cumsum(1) - (decays if before else 0.0))
             of_all[:, rows:] = of_all[:, rows - 1:rows]
 
     def of_chunk(self, name: str, tiles: torch.Tensor, rows: int | None = None) -> torch.Tensor:
@@ -2900,10 +2908,13 @@ class Check:
                     x, y, by = (torch.nn.functional.pad(z[..., :y.shape[2]], fill) for z in (x, y, by))
                 own = m < len(self.tables.initial) and not self.tables.backward
                 tiles.setdefault((n, i if own else 0), []).append((x, y, by))
-            parts = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
-            error = worst([off(y + by, y, self.OF_ROUNDING * by) for _, y, by in parts])
-            found[name] = (worst([off(x, y, self.OF_ROUNDING * by) for x, y, by in parts]),
+            each = [[torch.cat(z, 1).transpose(0, 1) for z in zip(*x, strict=True)] for x in tiles.values()]
+            error = worst([off(y + by, y, self.OF_ROUNDING * by) for _, y, by in each])
+            found[name] = (worst([off(x, y, self.OF_ROUNDING * by) for x, y, by in each]),
                            max(accepted, min(self.MOST, self.OF_ROUNDING * error)))
+            if name in self.tables.zeroed:  # callers add up the slots without a chunk, too
+                unused = sorted({*range(len(mine))} - {slot for slot, *_ in self.call.chunk_slots(lengths)})
+                found[f"{name} without a chunk"] = float(mine[unused].abs().max()) if unused else 0.0, 0.0
         return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import gradients
 import pytest
 import torch
-from problems import CALLS, Problem
+from problems import CALLS, SIZES, Problem
 from torch import Tensor
 
 from gdn_codegen.algorithms import find
@@ -143,6 +143,20 @@ def test_forms_of_other_members(page: str) -> None:
     right(errors(p, {"g": p.x["g"].exp()}, {"g": lambda y: y["g"].log()}, gate="linear"))
     shape = p.x["g"].shape
     x, A, bias = (torch.randn(s, generator=gen) for s in (shape, shape[1:2], shape[1:]))
+    right(errors(p, {"g": x, "A_log": A, "dt_bias": bias}, {"g": gradients.raw_gate}, gate="raw"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("page", ["kimi_delta_attention", "mamba2"])
+def test_what_a_head_has_where_columns_are_padded(page: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of K = 36 and V = 44 have more columns than the gradients by dt_bias and D, and these columns count for nothing."""
+    monkeypatch.setitem(SIZES, "K", 36)
+    monkeypatch.setitem(SIZES, "V", 44)
+    p, gen = Problem(page, target, (17, 0, 5), dtype=torch.float32), torch.Generator().manual_seed(1)
+    if page == "mamba2":
+        return right(errors(p))
+    x, A, bias = (torch.randn(s, generator=gen) for s in (p.x["g"].shape, p.x["g"].shape[1:2], p.x["g"].shape[1:]))
     right(errors(p, {"g": x, "A_log": A, "dt_bias": bias}, {"g": gradients.raw_gate}, gate="raw"))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gdn_codegen.devices.sm_90a import SM_90A
+from gdn_codegen.host import call as call_module
 from gdn_codegen.host.host import Host
 from gdn_codegen.host.plan import Plan
 from gdn_codegen.host.tables import Tables
@@ -99,6 +100,22 @@ def test_rows_of_no_sequence_are_zero_and_the_rest_is_nan_for_tests():
     assert bool((o == 0).all()) and bool(seen[0][3][1].isnan().all()) and seen[0][4] == [0, 2, 5]
 
 
+ZEROED = replace(TABLES, saved=("W_ws",), zeroed=("W_ws",))
+
+
+@pytest.mark.parametrize("poison", [False, True])
+@pytest.mark.parametrize("ends", [None, torch.tensor([0, 2, 5])])
+def test_what_callers_add_up_over_all_slots_starts_as_zeros(ends, poison, monkeypatch):
+    """Slots without a chunk stay so. What other workspaces hold at first is not known."""
+    monkeypatch.setattr(call_module, "_new", lambda x: torch.full_like(x, float("nan")))
+    host, seen = hosted(ZEROED, poison=poison)
+    _, (_, _, shares) = called(host, ends=ends, wanted=True)
+    assert shares is seen[0][3][1] and not shares.any()
+    host, seen = hosted(poison=poison)
+    called(host, ends=ends, wanted=True)
+    assert seen[0][3][1].isnan().all()
+
+
 @pytest.mark.parametrize("change, said", [
     ({"numbers": (None, None)}, "low: got None; accepted: a number"), ({"numbers": (True, 1.0)}, "scale: got bool"),
     ({"numbers": (1e39, 1.0)}, "scale: got 1e\\+39"), ({"wanted": 1}, "output_final_state: got 1; accepted: True or False"),
@@ -120,6 +137,7 @@ def test_a_native_call_exists_if_nothing_is_copied_or_checked():
     assert [kind for kind, *_ in call.sources] == ["given", "given", "fixed", "result", "result", "workspace"]
     assert [at for _, at, _ in call.launches] == [[0, 5], [1, 5, 2, 4, 3]] and call.rows().tolist() == [0, 6]
     assert host.prepare((given[0], given[1].half()), *about).native is None
+    assert hosted(ZEROED)[0].prepare(given, *about).native is None
 
 
 IN_PARTS = replace(TABLES, chunk=64, most=8, summaries=("N",), warm_ups=True, part_cost=SM_90A.part_cost, initial=(), final=(),

@@ -43,3 +43,4 @@ def test_threads_that_do_not_divide_the_columns(kernel):
 
 def test_a_walk_and_agents_have_none(kernel):
     assert not by_columns(replace(kernel, grid="sequences"), SM_90A)
+    assert not by_columns(replace(kernel, agents=(object(),)), SM_90A)

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...ir.ops import AHEAD
+from ...ir.types import COLUMNS_OF_A_THREAD
 from ..base import SUMMED, EmitError, Op
 from . import expressions  # noqa: F401  which has the rest of the table
 from .addresses import FIRST
@@ -44,7 +45,7 @@ def row_max(w: KernelWriter, o: Op, x: Value) -> None:
 
 @rule("column_sum", statement=True)
 def column_sum(w: KernelWriter, o: Op, x: Value) -> None:
-    batch = ", batch=2" if x.buffer and w.buffers[x.buffer].layout == "columns" else ""
+    batch = f", batch={COLUMNS_OF_A_THREAD}" if x.buffer and w.buffers[x.buffer].layout == "columns" else ""
     w.line(f"t.column_sum({_storage(w, o, x)}, {w.name(o.buffer)}{batch})")
 
 

@@ -1,4 +1,5 @@
-"""elementwise: which conversions of inputs, and which of their derivatives, are elementwise. `roles` uses it.
+"""elementwise: which conversions of inputs, and which of their derivatives, are elementwise, or sum such over the tokens of a
+chunk. `roles` uses it.
 
 An elementwise conversion, such as a gate's, can be part of the kernel that reads its result. Its derivative can be part of the
 kernel that computes the cotangent. So can sums over the tokens of a chunk, which are derivatives by what a head has. Other

@@ -20,7 +20,8 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
 - sum: a sum over rows or columns of a tile that depends on a state. gate_sum: a running sum that depends on none.
 - stateless, stateless_keyed: outputs that depend on no state, all and those with the dim K. tile: one of several numbers a token.
 - converted: an input after its form. normed: one that reads sums over its rows. core: what the page gives; of an input with a
-  form the cotangent of the converted value. elementwise: an output that is an elementwise function of a value of `core`.
+  form the cotangent of the converted value. elementwise: an output that is an elementwise function of a value of `core`, or of
+  its sums over the tokens of a chunk.
 """
 from __future__ import annotations
 

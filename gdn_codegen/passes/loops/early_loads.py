@@ -1,5 +1,5 @@
 """early_loads: hoists loads within a kernel over chunks, so that they arrive while other ops run. `place` calls it after
-`few_live` or `late`, which bring loads late."""
+`few_live`, `late` or `late_loads`, which bring loads late, each directly before what needs it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from ..storage.live_bytes import packed_bytes
 from ..uses import stored_under
 
 
-def loads_by_need(k: Kernel) -> Kernel:
+def late_loads(k: Kernel) -> Kernel:
     """`k` with each load directly before the first op that reads it. `k` itself if its body has a loop."""
     if k.body != k.ops:
         return k
@@ -20,6 +20,7 @@ def loads_by_need(k: Kernel) -> Kernel:
     for o in ops:
         body += [x for n in dict.fromkeys(o.args) if (x := loads.pop(n, None))]
         body.append(o)
+    assert not loads, sorted(loads)
     return replace(k, body=tuple(body))
 
 

@@ -9,8 +9,8 @@ device names for their kind. Where it allows that (`in_place`), values share one
 A kernel over chunks without products gets the order of `by_stores` if fewer fragments are live so. One with products waits for
 its loads, unless another block on the multiprocessor computes meanwhile. Where its tiles leave no room for two blocks, it gets
 another order (`few_live`, or else `late`), if two fit so, with registers for their fragments, and otherwise that of `late` if
-fewer fragments are live so. Where two fit anyway, it gets the order of `late`, or only its loads move (`loads_by_need`). Where
-its tiles do not fit, it gets that of `few_live`, computes operands again (`recompute`), or has pieces of the columns of K.
+fewer fragments are live so. Where two fit anyway, it gets the order of `late` unless more are live so; then only its loads move
+(`late_loads`). Where its tiles do not fit, it gets that of `few_live`, computes operands again, or has pieces of K's columns.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ...ir.core import NO_LINE, Buffer, Kernel, Line, Loop, Op, Program, Stmt, m
 from ...ir.types import BYTES
 from ...schedule.schedule import Schedule, ScheduleError
 from ..loops.column_pieces import pieces_of_k
-from ..loops.early_loads import early_loads, loads_by_need
+from ..loops.early_loads import early_loads, late_loads
 from ..loops.few_live import by_stores, few_live, late
 from ..stage import takes
 from .buffer_names import named
@@ -65,7 +65,7 @@ def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
         if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= bound:
             return early_loads(x, most_of_two(device))
     if two_fit(first, device):
-        return early_loads(loads_by_need(first), most_of_two(device))
+        return early_loads(late_loads(first), most_of_two(device))
     return early_loads(calmer, limit - ALIGNMENT) if calmer else first
 
 

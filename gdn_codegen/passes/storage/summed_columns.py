@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...devices import Device
 from ...ir.core import Kernel, Op
 from ...ir.ops import OPS
-from ...ir.types import WARP
+from ...ir.types import COLUMNS_OF_A_THREAD, WARP
 
 
 def by_columns(k: Kernel, device: Device) -> set[str]:
@@ -49,6 +49,7 @@ def _joined(groups: list[set[str]], new: set[str]) -> list[set[str]]:
 
 
 def _fits(rows: int, columns: int, threads: int) -> bool:
-    """Whether so many threads hold such a tile with two columns each, equally many rows, and whole warps."""
+    """Whether so many threads hold such a tile, each warp equally many columns, and each thread equally many rows of some."""
     each, rest = divmod(columns, max(threads // WARP, 1))
-    return not rest and each % 2 == 0 and not 2 * WARP % each and not rows % (2 * WARP // each)
+    entries = WARP * COLUMNS_OF_A_THREAD  # of a warp at a time
+    return not rest and each % COLUMNS_OF_A_THREAD == 0 and not entries % each and not rows % (entries // each)

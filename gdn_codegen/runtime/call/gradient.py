@@ -1,12 +1,11 @@
 """The gradient of a call: states before chunks are computed again unless they were saved, then a walk back over the chunks.
 
-Kernels give one row for each value head. Of a vector of a head they give one for each chunk, of a number one for each column of
-a chunk or for each token, in float32 where a sum follows. The sums are here, in a fixed order, and each gradient is rounded once,
-to the dtype of what it is a gradient of.
+Kernels give one row for each value head. By a vector or number of a head they give shares (`ir/reverse.py`), in float32 where a
+sum follows. The sums are here, in a fixed order, and each gradient is rounded once, to the dtype of what it is a gradient of.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -92,9 +91,10 @@ def walked_back(page: str | Algorithm, call: Call, named: Mapping[str, Any], num
     dtypes = {row[0]: getattr(torch, row[3]) for row in back.HOST.tables.inputs}
     given = {derivative(n): y.to(dtypes[derivative(n)]) for n, y in by_outputs.items()}
     made = run(back, {**named, **kept, **given}, {derivative(n): state(y) for n, y in by_finals.items()})
-    for d in back.HOST.tables.saved:
+    for d in back.HOST.tables.zeroed:
         of = named[d.removeprefix(derivative(""))]
-        made[d] = made[d] if of is None else of_head(made[d], of.ndim)
+        if of is not None:
+            made[d] = of_head(made[d], back.HOST.tables.chunk_dims[d], of.ndim)
     return {n: state(made[derivative(n)]) if n in starts else made[derivative(n)] for n in (*named, *starts)
             if derivative(n) in made}
 
@@ -118,7 +118,7 @@ def _shape_of_o(call: Call, rows: tuple[int, int]) -> tuple[int, ...]:
 
 def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, m: Any, named: Mapping[str, Any],
          starts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """What a module gives, by name: outputs, final states and states before chunks."""
+    """What a module gives, by name: outputs, final states, and what it stores of chunks."""
     host, t = m.HOST, m.HOST.tables
     given = [_as_built(named.get(row[0]), row[3]) for row in t.inputs] + [named.get(row[0]) for row in t.head_inputs]
     given += [in_page_order(n, named[n.removesuffix(TRANSPOSED)]).to(getattr(torch, dtype)) for n, _, dtype in t.chunk_inputs]
@@ -135,16 +135,17 @@ def _as_built(y: Any, dtype: str) -> Any:
     return y.to(getattr(torch, dtype)) if isinstance(y, Tensor) and y.ndim > 3 else y
 
 
-def of_head(parts: Tensor, rank: int) -> Tensor:
-    """The gradient by a number [HV] (rank 1) or a vector [HV, columns] of each value head: the sum of its parts by chunk
-    [slots, HV, columns]."""
-    of_columns = parts.sum(0)
-    return of_columns.sum(-1) if rank == 1 else of_columns
+def of_head(shares: Tensor, columns: Sequence[int | None], rank: int) -> Tensor:
+    """The gradient by a number [HV] (rank 1) or a vector [HV, columns] of each value head: the sum of its shares by chunk
+    [slots, HV, columns]. columns: how many count; the others are padding, and may hold anything."""
+    by_column = shares[..., :columns[0]].sum(0)
+    return by_column.sum(-1) if rank == 1 else by_column
 
 
 def by_argument(d: Tensor, y: Tensor | None, axes: tuple[int, int]) -> Tensor:
     """The gradient by an argument `y`, of what `walked_back` gives of it: summed over tokens, or over the value heads of a key
-    head, with the dtype of `y`, and contiguous. axes: of tokens and heads."""
+    head, with the dtype of `y`, and contiguous. Of a number or vector of a head with the shape of `y` nothing is left to sum.
+    axes: of tokens and heads."""
     assert y is not None
     tokens, heads = axes
     if d.ndim > y.ndim:

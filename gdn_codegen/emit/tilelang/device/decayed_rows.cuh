@@ -53,7 +53,8 @@ template <bool bf16, int x_row, int g_row> struct DecayedRows {
   template <bool at_once = false>
   __device__ __forceinline__ float decays(float *e, int r, int from, int from_8, int n, float sign) const {
     const float2 u = sum(r, n), v = sum(r + 8, n), w = other(from, n), w_8 = other(from_8, n);
-    const float d[4] = {u.x - w.x, u.y - w.y, v.x - w_8.x, v.y - w_8.y}, log2e = 1.44269504f;
+    constexpr float log2e = 1.44269504f;
+    const float d[4] = {u.x - w.x, u.y - w.y, v.x - w_8.x, v.y - w_8.y};
     if constexpr (at_once) {
       const float x[4] = {u.x, u.y, v.x, v.y}, to[4] = {w.x * log2e, w.y * log2e, w_8.x * log2e, w_8.y * log2e};
 #pragma unroll

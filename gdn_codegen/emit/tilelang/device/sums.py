@@ -121,8 +121,8 @@ def row_sum_cuda(src, dst):
 
 @T.macro
 def column_sum_cuda(src, dst, batch=0):
-    """The sum of each column, by a thread block. Threads exchange `batch` sums at a time, of which each has so many: 0 for the
-    number in the order of a product's sum."""
+    """The sum of each column, by a thread block. Threads exchange `batch` sums at a time, at most as many as one has columns. 0:
+    four where the tile is as large as a product's sum, of which a thread has at least four columns."""
     total = T.alloc_fragment((src.shape[1],), dst.dtype)
     T.reduce_sum(src, total, dim=0, batch=batch or (4 if min(src.shape) >= 64 else 1))
     for i in T.Parallel(src.shape[1]):
