@@ -122,7 +122,7 @@ def all_finite(b: Build, s: Shape, results: Sequence[torch.Tensor]) -> bool:
 
 
 def call(b: Build, s: Shape, device: str = "cuda") -> Run:
-    """A call of a build: it returns outputs, final states, and states before chunks. Gates are as a layer draws them."""
+    """A call of a build: it returns outputs, final states, and tiles of chunks. Gates are as a layer draws them."""
     host: Host = module(b).HOST
     t, gen = host.tables, torch.Generator(device).manual_seed(0)
     x = problem(s, b.dtype, b.head_dim_k, b.head_dim_v, device=device, algorithm=without_kind(str(b.algorithm)))
