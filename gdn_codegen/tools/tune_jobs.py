@@ -29,12 +29,13 @@ def step_choice(about: Build, x: Extent, units: int) -> Build:
 
 
 @lru_cache(maxsize=256)
-def gradient_choice(b: Build, arch: str) -> Build:
+def gradient_choice(b: Build, arch: str, shape_class: tuple[int, ...], units: int) -> Build:
     """The build of the states before chunks, or of the gradient, that a gradient takes if no table has a row for it. b: such a
-    build for the same inputs."""
+    build for the same inputs. shape_class: of the call. units: multiprocessors of the device."""
     page, _, kind = str(b.algorithm).rpartition(".")
     plain = replace(b, algorithm=page, contract=replace(b.contract, dtypes=rounded_rows(b)))
-    every = gradient_builds.candidates(plain, "cuda", arch, DEFAULT_CHUNK)
+    few = gradient_builds.few_walks(b.target, shape_class, units)
+    every = gradient_builds.candidates(plain, "cuda", arch, DEFAULT_CHUNK, few=few)
     found = next((x for x in every if all(map(choose.fits, x.all))), None)
     return b if found is None else found.gradient if kind == "gradient" or found.states is None else found.states
 

@@ -121,7 +121,7 @@ def table(log: Log, arch: str, units: int) -> dict[str, Any]:
 def _modelled(j: Job, arch: str, units: int) -> Build:
     """The model's choice for the inputs of a job, at its size."""
     if j.table == tables.BACKWARD:
-        return gradient_choice(j.build, arch)
+        return gradient_choice(j.build, arch, j.extent.shape_class, units)
     if j.table == tables.DECODE:
         return step_choice(j.build, j.extent, units)
     plain = replace(j.build, schedule=Build(j.build.target).schedule, chunk=DEFAULT_CHUNK, arch="")

@@ -60,7 +60,17 @@ def todo(monkeypatch: pytest.MonkeyPatch) -> list[tune_jobs.Job]:
     """Few fields, so that few candidates are lowered."""
     monkeypatch.setattr(tune_backward, "FIELDS", {"triton": {"v_block": (0, 64), "warps": (4, 8)}})
     monkeypatch.setattr(tune_backward, "SCHEDULES", {"states": (("fused_walk", {}),), "gradient": (("gradient", {}),)})
-    return tune_backward.jobs([ABOUT], SHAPES, "")
+    return tune_backward.jobs([ABOUT], SHAPES, "", 132)
+
+
+@pytest.mark.parametrize("target", ["tilelang", "triton"])
+def test_what_a_gradient_takes_now_depends_on_the_number_of_walks(target: str) -> None:
+    """With a gate for each channel few walks come in parts, as in a call."""
+    b = gradient_builds.asked_of(Build(target, algorithm="kimi_delta_attention", dtype="bfloat16"), True)
+    back = gradient_builds.undecided(b, True).gradient
+    arch = "sm_90a" if target == "tilelang" else ""
+    few, many = (tune_jobs.gradient_choice(back, arch, Extent(h, h, 1, 32768, False).shape_class, 132) for h in (16, 128))
+    assert few.plan.partition == "decay" and not many.plan.partition and few.algorithm == many.algorithm
 
 
 def test_what_is_timed(todo: list[tune_jobs.Job]) -> None:

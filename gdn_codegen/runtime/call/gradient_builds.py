@@ -106,6 +106,14 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
         yield from (Builds(replace(x.states, schedule=_varied(y, plan.arch)), back) for y in walks)
 
 
+def few_walks(target: str, shape_class: tuple[int, ...], units: int) -> bool:
+    """Whether walks of a call are so few that those of pages with a gate for each channel come in parts. units: multiprocessors
+    of the device."""
+    splits = find_target(target).splits
+    # without numbers of the target: walks, to the nearest power of two, that fill at most half of the GPU
+    return splits.of_channels(shape_class) if splits else 2 << shape_class[1] <= units
+
+
 def measured(b: Build, names: tuple[str, ...], shape_class: tuple[int, ...], most: int) -> list[Builds]:
     """Builds of a gradient that the tables of `tune --backward` have for calls of a shape class, the fastest first: pairs of rows
     for the same chunk, measured with gates in float32. names: of the device, from its facts. b, most: as for `candidates`."""
@@ -191,9 +199,7 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
     for target in targets_for(device.type, asked):
         mine = replace(b, target=target)
         known = measured(mine, on.names, shape_class, most) if in_parts else []
-        splits = find_target(target).splits
-        # without numbers of the target: walks, to the nearest power of two, that fill at most half of the GPU
-        few = splits.of_channels(shape_class) if splits else 2 << shape_class[1] <= on.units
+        few = few_walks(target, shape_class, on.units)
         for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts, saved, few)):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
