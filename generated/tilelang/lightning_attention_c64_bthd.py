@@ -2223,7 +2223,7 @@ class Check:
                            max(accepted, min(self.MOST, self.OF_ROUNDING * error)))
             if name in self.tables.zeroed:  # callers add up the slots without a chunk, too
                 unused = sorted({*range(len(mine))} - {slot for slot, *_ in self.call.chunk_slots(lengths)})
-                found[f"{name} without a chunk"] = float(mine[unused].abs().max()) if unused else 0.0, 0.0
+                found[f"memory beside chunks of {name}"] = float(mine[unused].abs().max()) if unused else 0.0, 0.0
         return found
 
 
