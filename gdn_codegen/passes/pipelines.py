@@ -207,7 +207,7 @@ INSTANCES: Passes = (
 )
 GROUPS: Passes = (
     *FRONT,
-    ("bounds", lambda p, c: bounds(p)),
+    ("bounds", lambda p, c: bounds(p, c.schedule.in_turns)),
     ("transpose", lambda p, c: transpose(p, c.schedule)),
     ("prefetch_parts", lambda p, c: prefetch_parts(p)),
     ("assign", lambda p, c: assign(p, c.device)),

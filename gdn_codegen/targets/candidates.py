@@ -58,7 +58,8 @@ class Asked:
     handle. channels: whether the page has a decay for each channel. lengths: what the host knows (`Lengths`). inverts: whether
     the page has an inverse. bounded: whether the page gives a log decay that bounds how much of the state survives a token
     (`forgets`). block_rows: the rows of the diagonal blocks of a decayed product that one product computes, 1 if log decays have
-    no lower bound.
+    no lower bound. computed: whether kernels compute gates from numbers of a head, or norms of rows. of_eight: walks for each
+    eight multiprocessors, rounded up, at most 9; 0 without a GPU.
     """
 
     head_dims: tuple[int, int]
@@ -72,6 +73,8 @@ class Asked:
     inverts: bool = False
     bounded: bool = False
     block_rows: int = 1
+    computed: bool = False
+    of_eight: int = 0
 
     @property
     def residuals(self) -> dict[str, str]:

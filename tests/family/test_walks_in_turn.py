@@ -174,6 +174,42 @@ def test_each_warp_stores_its_own_iteration():
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("page", PAGES)
+def test_a_lane_computes_each_entry_of_a_vector_once(page):
+    """Tiles read columns and rows of vectors in shared memory. Otherwise each entry of a tile would compute a norm again."""
+    sigmoid = ",beta=sigmoid" if page == "kimi_delta_attention" else ""
+    ops = in_turn(walker(build(page, f"g=safe,q=l2norm,k=l2norm{sigmoid}", K=128, V=128)))
+    made = {o.out: o for o in ops if o.out}
+    read = [made[o.args[0]] for o in ops if o.kind in ("col", "row") and o.args[0] in made]
+    assert any(o.kind == "move" for o in read) and all(o.buffer for o in read)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("accept, sums, exclusive", [
+    ("g=floored", r"lambda i,\s*j: T\.if_then_else\(i < rows, G\[[^]]*\], 0\.0\),.*least=-5\.0", False),
+    ("g=safe", r"lambda i,\s*j: (?:(?!i < rows).)*T\.sigmoid\((?:(?!i < rows).)*counted=rows", True)])
+def test_rows_past_the_end_do_not_count(accept, sums, exclusive):
+    """A load is under a condition. What is computed is not, because that would be a branch for each row."""
+    text = render(build(accept=accept, K=128, V=128))
+    call = re.search(r"t\.warp_column_cumsum\(.*?\n {20}\)", text, re.S).group()
+    assert re.search(sums, call, re.S) and ("least" in call) != exclusive, call
+
+
+@pytest.mark.parametrize("accept", ["g=floored", "g=safe"])
+def test_a_gate_that_is_no_number_makes_results_none(accept):
+    """A bound of terms of running sums keeps a NaN, in its own head and from its token on."""
+    b = build(accept=accept)
+    x, p = drawn("kimi_delta_attention", Case((40,), gates="mixed"), lowered(b), b.sizes), lowered(b)
+    x["g"] = x["g"].clone()
+    x["g"][20, 0, 3] = float("nan")
+    more = {"A_log": torch.zeros(2), "dt_bias": torch.zeros(2, 64), "lower_bound": torch.full((2,), -5.0)}
+    given = {t.name: {**x, **more, "initial_state": x["S"]}[t.name] for t in p.role("input")}
+    got = interpret(p, Problem([40], 1, 2), given, {"scale": 64 ** -0.5})
+    bad = got["o"].isnan().flatten(2).any(-1)
+    assert not bad[:16].any() and bad[20:, 0].all() and not bad[:, 1].any()
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("b, why", [
     (build(chunk=64), r"decayed_pairs \(.*let an earlier kernel compute it"),
     (build(chunk=32), "C=16"), (build(accept=""), "C=16"),
@@ -246,19 +282,36 @@ def test_other_devices_have_it_as_one_more_kernel():
     assert [k.agents for k in lowered(b).kernels] == [()] and "T.Kernel" in render(b)
 
 
+def chosen(walks, tokens, accept="g=floored", chunk=None, dtype="bfloat16", page="kimi_delta_attention"):
+    """What dispatch takes for a pack of `walks` sequences with one value head, of so many tokens each, on 132 multiprocessors."""
+    on = Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
+    size = choose.size_of(Extent(1, 1, walks, walks * tokens, packed=True), "tilelang", on)
+    b = Build("tilelang", algorithm=page, dtype=dtype, contract=Contract.parse(accept) if accept else Contract())
+    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, chunk, lengths=size.lengths, of_eight=size.of_eight)
+    found = next(b for b, _ in options if choose.fits(b))
+    return found.plan.name, found.chunk, found.plan.v_block
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_dispatch_takes_it_for_many_walks_with_bounded_gates():
     """A call that fixes other chunks keeps them. So do unbounded gates, fewer walks, short sequences, and float16, whose range is
     too small for the exponents of 16 tokens."""
-    def chosen(walks, tokens, form="floored", chunk=None, dtype="bfloat16", page="kimi_delta_attention", few=True):
-        b = Build("tilelang", algorithm=page, dtype=dtype, contract=Contract(inputs=(("g", form),) if form else ()))
-        found = next(b for b, _ in choose.modelled(b, "sm_90a", few, (0, walks, tokens), chunk) if choose.fits(b))
-        return found.plan.name, found.chunk, found.plan.v_block
-    assert chosen(7, 11) == chosen(8, 12, "safe") == chosen(7, 11, chunk=16) == ("walk_in_turn", 16, 0)
-    assert chosen(7, 9, page="gla") == chosen(7, 9, page="gated_delta_rule_2", few=False) == ("walk_in_turn", 16, 0)
-    for x in ((6, 13), (7, 8), (6, 13, "safe"), (7, 11, ""), (7, 11, "raw"), (7, 11, "floored", 64),
-              (7, 11, "floored", None, "float16"), (4, 13)):
+    whole = ("walk_in_turn", 16, 0)
+    assert chosen(67, 2048) == chosen(128, 4096, "g=safe") == chosen(132, 2048, chunk=16) == chosen(400, 512) == whole
+    assert chosen(100, 512, page="gla") == chosen(67, 2048, page="gated_delta_rule_2") == whole
+    for x in ((49, 8192), (128, 256), (128, 2048, ""), (128, 2048, "g=raw"), (128, 2048, "g=floored", 64),
+              (128, 2048, "g=floored", None, "float16"), (99, 2048, "g=floored", None, "bfloat16", "gla")):
         assert chosen(*x)[:2] == ("operand_walk", 64), x
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_halves_of_values_have_it_where_each_has_a_multiprocessor():
+    """Not where kernels compute gates or norms, which both halves would do."""
+    halves = ("walk_in_turn", 16, 64)
+    assert chosen(50, 8192) == chosen(66, 512) == chosen(64, 8192, "g=floored,q=unit,k=unit,beta=sigmoid") == halves
+    for accept in ("g=safe", "g=floored,q=l2norm,k=l2norm"):
+        assert chosen(64, 8192, accept)[0] == "operand_walk" and chosen(67, 8192, accept)[0] == "walk_in_turn"
+    assert chosen(64, 8192, page="gla")[0] == "operand_walk"
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -268,7 +321,8 @@ def test_calls_of_a_hopper_get_it(sequences, tokens, HV):
     extent, on = Extent(HV, HV, sequences, tokens, packed=sequences > 1), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
     size = choose.size_of(extent, "tilelang", on)
     b = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16", contract=Contract(inputs=(("g", "floored"),)))
-    found = next(b for b, _ in choose.modelled(b, "sm_90a", size.few, size.shape_class, None) if choose.fits(b))
+    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, of_eight=size.of_eight)
+    found = next(b for b, _ in options if choose.fits(b))
     assert (found.plan.name, found.plan.v_block) == ("walk_in_turn", 0)
     assert size.crowded == (sequences == 40)
     assert not choose.unfit(replace(found, schedule=replace(found.plan, by_length=True)))

@@ -1,14 +1,18 @@
 """A constant under a maximum or minimum is marked as a bound. Emitters then keep a NaN of the other operand."""
 import re
+from dataclasses import replace
 
 import pytest
 
 from gdn_codegen.algorithms import FORMS
 from gdn_codegen.input_forms import INPUT_FORMS
-from gdn_codegen.ir.builder import algorithm, carried, maximum, row_sum
-from gdn_codegen.ir.core import walk
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, maximum, row_sum, valid
+from gdn_codegen.ir.core import map_ops, walk
+from gdn_codegen.passes.algebra.bounds import bounds
 from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.targets import lower
 
 
 @algorithm(k="C K", v="C V", S=carried("K V"))
@@ -79,3 +83,34 @@ def test_emitters_keep_nan_where_the_mark_is(target, plain, kept):
     b = Build(target, 32, algorithm=extremes, schedule="fused")
     text = "\n".join(k.body for k in b.of.emit(lowered(b), b.layout, b.heads)).replace("propagate_nan=tl.PropagateNan.ALL", "NAN")
     assert re.search(kept, text) and re.search(plain, text), text
+
+
+@algorithm(q="C K", k="C K", v="C V", g="HV C K", S=carried("K V"))
+def summed(q, k, v, g, S):
+    """A page whose bound only running sums read."""
+    G = cumsum(valid(maximum(g, -4.0)))
+    o = (q * exp(G)) @ S
+    S = exp(last(G))[:, None] * S + (k * exp(last(G)[None, :] - G)).T @ v
+    return o, S
+
+
+@algorithm(q="C K", k="C K", v="C V", g="HV C K", S=carried("K V"))
+def read_twice(q, k, v, g, S):
+    """A page in which something else reads it as well."""
+    bounded = valid(maximum(g, -4.0))
+    G = cumsum(bounded)
+    o = (q * exp(G)) @ S
+    S = exp(last(G))[:, None] * S + (k * exp(last(G)[None, :] - G) * bounded).T @ v
+    return o, S
+
+
+@pytest.mark.parametrize("page, floor, in_turns, least", [(summed, -4.0, True, -4.0), (summed, 4.0, True, None),
+                                                          (summed, -4.0, False, None), (read_twice, -4.0, True, None)])
+def test_sums_of_walks_in_turn_have_the_bound_of_their_terms(page, floor, in_turns, least):
+    """A bound above 0 would count for rows past a sequence's end, too, which are 0."""
+    p = lower(page.trace(), "triton", varied("fused"), {"C": 16, "K": 16, "V": 16}, "bfloat16", upto="accumulate")
+    (k,) = p.kernels
+    k = replace(k, body=map_ops(k.body, lambda o: [o.with_attrs(value=floor) if o.attr("value") == -4.0 else o]))
+    (found,) = bounds(replace(p, kernels=(k,)), in_turns).kernels
+    (sums,) = [o for o in walk(found.body) if o.kind == "cumsum"]
+    assert sums.attr("least") == least and (least is None) == any(o.kind == "maximum" for o in walk(found.body))

@@ -1,9 +1,10 @@
 """crossings: how values cross between the agents of a walk. `warp_groups` uses it.
 
 Values cross through shared memory, by a move or by a transpose. An inverse and a sum are in shared memory already. A column or
-row of a vector in shared memory is read from a fragment; columns and rows have one each. A tile that is read transposed is loaded
-without transposition. Its reader transposes it into a fragment and casts it. Where tiles of tokens have an agent of
-their own, products read such a tile as it lies.
+row of a vector in shared memory is read from a fragment; columns and rows have one each. Warps that run iterations in turn
+compute a vector there, before they read its columns or rows. A tile that is read transposed is loaded without transposition. Its
+reader transposes it into a fragment and casts it. Where tiles of tokens have an agent of their own, products read such a tile as
+it lies.
 """
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ class Crossings:
             out = b.op(o.kind, *args, line=o.line, agent=agent, **dict(o.attrs))
         else:
             out, maker = a, self.agent[o]
-            if (maker != agent or shared) and (not there or a in self.numbers):
+            each = bool(view) and agent in self.in_turns and OPS[o.kind].elementwise  # a lane computes each entry once
+            if (maker != agent or shared or each) and (not there or a in self.numbers):
                 space = self.device.operand
                 out = self.names[a, "", ""] = self.names.get((a, "", "")) or self.move(a, f"{a}_{space}", maker, space, b)
             if is_transposed(o):

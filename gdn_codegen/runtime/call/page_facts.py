@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...input_forms import INPUT_FORMS
 from ...ir.core import Op
 from ...ir.decays import by_channel, log_decays
 from ..build import Build
@@ -12,7 +13,9 @@ def page_facts(b: Build) -> dict[str, Any]:
     """The fields of `targets.candidates.Asked` that the page of `b` and its input forms decide."""
     page = b.page.trace()
     channels = by_channel(page)
-    return {"channels": channels, "inverts": any(isinstance(o, Op) and o.kind == "unit_lower_inverse" for o in page.walk.body),
+    forms = [INPUT_FORMS[form] for _, form in b.contract.inputs if form != "unit"]
+    return {"computed": any(x.heads or x.rows for x in forms),
+            "channels": channels, "inverts": any(isinstance(o, Op) and o.kind == "unit_lower_inverse" for o in page.walk.body),
             "bounded": bool(page.forgets and log_decays(page)), "block_rows": _block_rows(b) if channels else 1}
 
 

@@ -85,23 +85,26 @@ def warp_inverse_cuda(A, of, X, to, lane):
 
 
 @T.macro
-def warp_column_cumsum_cuda(term, to, slot, rows, columns, lane, least=None, exclusive=False):
+def warp_column_cumsum_cuda(term, to, slot, rows, columns, lane, least=None, counted=None, exclusive=False):
     """Running sums of the columns of a tile, by a warp. term: (row, column) -> a term. to, slot: the ring, which may have the
-    terms, and the indices of its slot."""
-    wide = columns // 32
-    x = T.alloc_local((rows * wide,), T.float32)
-    for i in T.unroll(rows):
-        for c in T.vectorized(wide):
-            x[i * wide + c] = term(i, lane * wide + c)
-    total = T.alloc_local((wide,), T.float32)
+    terms, and the indices of its slot. counted: terms of rows from this one on count as 0."""
+    wide, some = columns // 32, 8  # rows of which terms are under way at once; with all of them the text is long
+    x, total, added = (T.alloc_local((n * wide,), T.float32) for n in (some, 1, 1))
     for c in T.unroll(wide):
         total[c] = 0.0
-    for i in T.unroll(rows):
-        if exclusive:
+    for m in T.serial(rows // some):
+        for i in T.unroll(some):
             for c in T.vectorized(wide):
-                to[slot + (i, lane * wide + c)] = total[c]
-        for c in T.unroll(wide):
-            total[c] = total[c] + bounded(x[i * wide + c], least)
-        if not exclusive:
-            for c in T.vectorized(wide):
-                to[slot + (i, lane * wide + c)] = total[c]
+                x[i * wide + c] = term(m * some + i, lane * wide + c)
+        for i in T.unroll(some):
+            if exclusive:
+                for c in T.vectorized(wide):
+                    to[slot + (m * some + i, lane * wide + c)] = total[c]
+            for c in T.unroll(wide):
+                added[c] = bounded(x[i * wide + c], least)
+                if counted is not None:
+                    added[c] = T.if_then_else(m * some + i < counted, added[c], 0.0)
+                total[c] = total[c] + added[c]
+            if not exclusive:
+                for c in T.vectorized(wide):
+                    to[slot + (m * some + i, lane * wide + c)] = total[c]
