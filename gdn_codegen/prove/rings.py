@@ -161,7 +161,12 @@ class _Check:
         elif o.kind == "drain":
             shared = c.number[who, SHARED]
             number = c.issue(shared)
-            for x, slot in self.begun.pop(o.agent, []):
+            begun = self.begun.pop(o.agent, [])
+            self.begun[o.agent] = [x for x in begun if x[0].out in o.attr("but", ())]
+            done = [x for x in begun if x not in self.begun[o.agent]]
+            if begun != done + self.begun[o.agent]:
+                raise self.error(f"{op_text(o)} of {o.agent} in iteration {i}: a product that began later may end first")
+            for x, slot in done:
                 self.read.setdefault(slot, []).append((x, shared, number))
         elif o.kind == "fence":
             number = c.issue(c.number[who, SHARED])

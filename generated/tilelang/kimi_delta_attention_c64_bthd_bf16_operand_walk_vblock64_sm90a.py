@@ -915,13 +915,13 @@ def o_S_kernel(t):
             exp_G_q = T.alloc_shared((2, C, K), t.bfloat16)
             S_bf16 = t.fragment((BV, K), t.bfloat16)
             exp_G_k_S = t.fragment((BV, C), T.float32)
+            o_sum = t.fragment((BV, C), T.float32)
             v_T = t.fragment((BV, C), t.bfloat16)
             U_unscaled = t.fragment((BV, C), T.float32)
             v_minus_exp_G_k_S_bf16 = t.fragment((BV, C), t.bfloat16)
             beta_row = t.fragment((C,), T.float32)
             U_bf16 = t.fragment((BV, C), t.bfloat16)
             chunk_decay_row = t.fragment((K,), T.float32)
-            o_sum = t.fragment((BV, C), T.float32)
             o_bf16 = t.fragment((BV, C), t.bfloat16)
             o_bf16_shared = t.staged((C, BV), t.bfloat16)
             exp_G_k_ready = T.alloc_barrier(arrive_count=[32] * 2)
@@ -963,12 +963,22 @@ def o_S_kernel(t):
                         clear_accum=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
+                    # o = scale * (operand_of_o @ U + exp_G_q @ S)
+                    T.wgmma_gemm(
+                        S_bf16,
+                        exp_G_q[chunk % 2, :, :],
+                        o_sum,
+                        transpose_B=True,
+                        clear_accum=True,
+                        policy=T.GemmWarpPolicy.FullRow,
+                    )
                     if chunk > 0:
                         T.fence_proxy_async()
                         T.barrier_arrive(o_bf16_shared_ready[0])
                     t.load_transposed(v[chunk % 2, :, :], v_T, tx)
-                    T.wait_wgmma(0)
+                    T.wait_wgmma(1)
                     T.warpgroup_fence_operand(exp_G_k_S, num_regs=32)
+                    # v_minus_exp_G_k_S = v - exp_G_k @ S
                     for i, j in t.as_sums(BV, C):
                         U_unscaled[i, j] = T.cast(v_T[i, j], T.float32) - exp_G_k_S[i, j]
                     for i, j in t.as_sums(BV, C):
@@ -989,16 +999,16 @@ def o_S_kernel(t):
                     for i, j in t.parallel(BV, K):
                         S[i, j] = chunk_decay_row[j] * S[i, j]
                     T.gemm(U_bf16, k_decay_to_end[chunk % 2, :, :], S, policy=T.GemmWarpPolicy.FullRow)
+                    T.wait_wgmma(0)
+                    T.warpgroup_fence_operand(o_sum, num_regs=32)
                     # o = scale * (operand_of_o @ U + exp_G_q @ S)
                     T.gemm(
                         U_bf16,
                         operand_of_o[chunk % 2, :, :],
                         o_sum,
                         transpose_B=True,
-                        clear_accum=True,
                         policy=T.GemmWarpPolicy.FullRow,
                     )
-                    T.gemm(S_bf16, exp_G_q[chunk % 2, :, :], o_sum, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                     T.barrier_arrive(exp_G_k_free[chunk % 2])
                     for i, j in t.as_sums(BV, C):
                         o_bf16[i, j] = scale * o_sum[i, j]

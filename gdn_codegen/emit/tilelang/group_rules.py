@@ -28,10 +28,11 @@ def signal(w: GroupsWriter, o: Op) -> None:
 
 @rule("drain", statement=True)
 def drain(w: GroupsWriter, o: Op) -> None:
-    w.line("T.wait_wgmma(0)")
-    for x in w.begun:  # so that nvcc does not move a read of it before the wait
+    under_way = {n: x for n, x in w.begun.items() if n in o.attr("but", ())}
+    w.line(f"T.wait_wgmma({len(under_way)})")
+    for x in (x for n, x in w.begun.items() if n not in under_way):  # so that nvcc does not move a read of it before the wait
         w.line(f"T.warpgroup_fence_operand({w.name(x)}, num_regs={math.prod(w.buffers[x].shape) // w.agent.threads})")
-    w.begun.clear()
+    w.begun = under_way
 
 
 @rule("diag_inverse", statement=True)
@@ -78,7 +79,7 @@ def matmul(w: GroupsWriter, o: Op, a: Value, b: Value, acc: Value | None = None)
     options = [f"{name}=True" for name, key in (("transpose_A", "ta"), ("transpose_B", "tb")) if o.attr(key)]
     options += (["clear_accum=True"] if acc is None else []) + ["policy=T.GemmWarpPolicy.FullRow"]
     if o.attr("asynchronous"):
-        w.begun.append(o.buffer)
+        w.begun[o.out] = o.buffer
     run = "T.wgmma_gemm" if o.attr("asynchronous") else "T.gemm"
     product = f"{run}({', '.join([*(w.whole(x) for x in (a.buffer, b.buffer, o.buffer)), *options])})"
     if not o.attr("absent"):

@@ -40,7 +40,7 @@ class GroupsWriter(TurnsWriter):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         self.loop_begin, self.loop_body = "0", tuple[Stmt, ...]()  # the first chunk of the current loop, and its statements
-        self.begun: list[str] = []  # fragments of asynchronous products before their drain
+        self.begun: dict[str, str] = {}  # asynchronous products before their drain, in order, and their fragments
         items = next((s for s in self.k.body if isinstance(s, Loop) and s.index == "item"), None)
         self.items = items is not None
         ops = [s for s in (items.body if items else ()) if isinstance(s, Op)]

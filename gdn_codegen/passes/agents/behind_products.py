@@ -1,8 +1,15 @@
-"""behind_products: lets an agent move tiles into its registers while its product runs. For Hopper's warp groups.
+"""behind_products: lets an agent go on while its product runs. For Hopper's warp groups.
 
 A product is asynchronous if the iteration reads its result, and its agent moves a tile that does not depend on it before its next
 product. `mbarriers` puts the drain before the first op that reads the result. Until then the agent also waits for the tile, and
 reads vectors.
+
+With it begins another product of the agent that does not depend on it (`two_at_once`). If that one adds to a third, which does,
+the third adds to it instead. So the latency of one hides that of the other.
+
+Example: with p asynchronous, s there, and u computed from p,
+    before:  p = a @ s                    ...  x = b @ u      y = c @ s + x
+    after:   p = a @ s      x = c @ s     ...  y = b @ u + x
 """
 from __future__ import annotations
 
@@ -18,6 +25,31 @@ def behind_products(ops: list[Op], agent: str) -> list[Op]:
     started = {o for n, o in enumerate(mine)
                if o.kind == "matmul" and o.out in read and any(map(_moves_tile, _beside(o, mine[n + 1:])))}
     return [o.with_attrs(asynchronous=True) if o in started else o for o in ops]
+
+
+def two_at_once(ops: list[Op], agent: str) -> list[Op]:
+    """`ops` with a product that begins with the first asynchronous product of `agent`, if there is one."""
+    defs, place = {o.out: o for o in ops if o.out}, {o: n for n, o in enumerate(ops)}
+    mine = [o for o in ops if o.agent == agent]
+    later = mine[next((n for n, o in enumerate(mine) if o.attr("asynchronous")), len(mine)):]
+    after = set[str]()  # what depends on that product, or on what comes after it
+    for o in ops:
+        if o in later or not after.isdisjoint(o.args):
+            after.add(o.out)
+    for o in (o for o in later[1:] if o.kind == "matmul" and after.isdisjoint(o.args[:2])):
+        at = max(place[y] for y in (later[0], *(defs[a] for a in o.args[:2] if a in defs)))
+        if any(later[0].out in y.args for y in later if place[y] <= at):
+            continue
+        instead, name = dict[Op, list[Op]]({o: []}), o.out
+        if o.args[2:]:
+            x = defs.get(o.args[2], o)
+            alone = x.type == o.type and [r for r in ops if x.out in r.args] == [o]
+            if x not in later[1:] or x.kind != "matmul" or x.args[2:] or not alone:
+                continue
+            instead, name = {x: [], o: [x.changed(out=o.out, args=(*x.args, x.out))]}, x.out
+        beside = o.changed(out=name, args=o.args[:2]).with_attrs(asynchronous=True)
+        return [y for n, z in enumerate(ops) for y in (*instead.get(z, [z]), *([beside] if n == at else []))]
+    return ops
 
 
 def _moves_tile(o: Op) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ...devices import Groups
 from ...ir.body import Body
-from ...ir.core import Kernel, Loop, Op, Program, walk
+from ...ir.core import Kernel, Loop, Op, Program, map_loops, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule
 from ..algebra.masks import masks
@@ -22,7 +22,7 @@ from ..common import dead_code, walks
 from ..stage import takes
 from ..storage.summed import SUMS, is_sum
 from ..storage.turn_limits import OF_TURNS
-from .behind_products import behind_products
+from .behind_products import behind_products, two_at_once
 from .block_agents import block_agents
 from .by_columns import by_columns
 from .crossings import Crossings
@@ -30,6 +30,11 @@ from .few_registers import few_registers
 from .order import Cycle
 from .tasks import INVERSE
 from .walk_order import by_task, in_order
+
+#: Registers of a thread of the block, before agents hand some on, with which the state's agent has two products under way, if no
+#: other agent has products. With 128 (Gated DeltaNet's `fused_walk`) ptxas serialises products instead (C7512), with 168 it does
+#: not.
+AT_ONCE = 160
 
 
 @takes("assigned")
@@ -63,8 +68,12 @@ class _Assign(Crossings):
         except Cycle as e:
             raise self.error(f"no order of its ops gives each agent its operands in time: {e}") from e
         body = b.finish()
-        used = {o.agent for o in walk(body)}
-        return replace(self.k, body=body, agents=block_agents(self.plan, self.tasks, self.device, used, self.where))
+        agents = block_agents(self.plan, self.tasks, self.device, {o.agent for o in walk(body)}, self.where)
+        alone = {o.agent for o in walk(body) if o.kind == "matmul"} == {self.state_agent}
+        if alone and self.loop.step > 0 and self.device.register_file >= AT_ONCE * sum(a.threads for a in agents):
+            body = map_loops(body, lambda lp: [replace(lp, body=tuple(two_at_once(
+                [o for o in lp.body if isinstance(o, Op)], self.state_agent)))])
+        return replace(self.k, body=body, agents=agents)
 
     def body(self, s: Loop, b: Body) -> tuple[Op | Loop, ...]:
         """The ops of the walk, each with its agent, in the order in which agents run them."""

@@ -16,7 +16,7 @@ from ...ir.ops import LATE
 
 def late_place(ops: list[Op], last: Op, users: list[Op], slots: int) -> tuple[Op, dict[str, bool]]:
     """The op after which the agent of `last` signals that it has written a ring, and the attributes of that signal: `last` and
-    none, or the agent's first asynchronous product and `late`.
+    none, or the first of the agent's asynchronous products, with those that begin at once, and `late`.
 
     ops: of the loop. last: the write. users: the readers. slots: of the ring.
     """
@@ -24,4 +24,7 @@ def late_place(ops: list[Op], last: Op, users: list[Op], slots: int) -> tuple[Op
     start = next((o for o in mine if o.attr("asynchronous")), None)
     if start is None or slots > 1 or any(r.kind != "store" for r in users) or mine[-1] is not last:
         return last, {}
-    return start, {LATE: True}
+    at = mine.index(start)
+    while mine[at + 1].attr("asynchronous"):
+        at += 1
+    return mine[at], {LATE: True}

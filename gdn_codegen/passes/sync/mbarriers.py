@@ -104,7 +104,9 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
             groups.setdefault(key, []).append(o)
         if o.attr("asynchronous"):
             drained[o] = next(r for r in ops if o.out in read(r))
-            before.setdefault(drained[o], []).append(sync("drain", o.agent, **own_part([o])))
+    for o, at in drained.items():
+        but = tuple(x.out for x, end in drained.items() if x.agent == o.agent and order[o] < order[x] < order[at] < order[end])
+        before.setdefault(at, []).append(sync("drain", o.agent, **({"but": but} if but else {}), **own_part([o])))
     copied, barriers = dict[Op, dict[str, str]](), list[Buffer]()  # copied: load -> the barriers on which its copy arrives
     for writes in groups.values():
         producer, n, own = writes[0].agent, slots[writes[0].buffer], own_part(writes)
