@@ -36,7 +36,9 @@ KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
            "walk-2-heads": ("walk", {"value_heads": 2}, "float16", -0.5),
            "walk-4-heads-parts": ("walk", {"value_heads": 4, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5),
            "in-turn": ("walk_in_turn", {}, "bfloat16", -0.5),
-           "in-turn-halves-parts": ("walk_in_turn", {"v_block": 64, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5)}
+           "in-turn-halves-parts": ("walk_in_turn", {"v_block": 64, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5),
+           "operands": ("operand_walk", {"v_block": 64, "residuals": "@update"}, "bfloat16", -0.5),
+           "operands-parts": ("operand_walk", {"v_block": 64, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5)}
 #: Tokens of a sequence whose parts of a chunk need summaries.
 LONG = 705
 #: What is broken, in which kernel, which tool must say so, and how the text is broken: a wait left out, one that comes after what
@@ -54,14 +56,15 @@ BROKEN = {"state does not wait for gates": ("fused", "racecheck", r"^ +T\.barrie
 
 def text_of(name, folder):
     schedule, fields, dtype, _ = KERNELS[name]
-    page = {"algorithm": "kimi_delta_attention", "contract": Contract.parse("g=floored"), "chunk": 16} if in_turn(name) else {}
-    return write(Build("tilelang", schedule=varied(schedule, "sm_90a", **fields), dtype=dtype, arch="sm_90a", **page), folder)
+    page = {"algorithm": "kimi_delta_attention", "contract": Contract.parse("g=floored")} if of_channels(name) else {}
+    chunk = 16 if schedule == "walk_in_turn" else 64
+    b = Build("tilelang", chunk, schedule=varied(schedule, "sm_90a", **fields), dtype=dtype, arch="sm_90a", **page)
+    return write(b, folder)
 
 
-def in_turn(name):
-    """Whether warps run iterations in turn. Such kernels are of KDA. Its channels get the same gates, so that the same recurrence
-    is expected."""
-    return KERNELS[name][0] == "walk_in_turn"
+def of_channels(name):
+    """Whether kernels are of KDA. Its channels get the same gates, so that the same recurrence is expected."""
+    return KERNELS[name][0] in ("walk_in_turn", "operand_walk")
 
 
 def broken(name, folder):
@@ -113,7 +116,7 @@ def one_call(path, name):
     module = import_path(Path(path))
     fn = getattr(module, module.TABLES.function)
     move = lambda t: t.cuda() if isinstance(t, torch.Tensor) else t
-    gates = x["g"][:, :, None].expand(*x["g"].shape, 128) if in_turn(name) else x["g"]
+    gates = x["g"][:, :, None].expand(*x["g"].shape, 128) if of_channels(name) else x["g"]
     got = call(lambda *a, **k: fn(*map(move, a), **{n: move(t) for n, t in k.items()}), {**x, "g": gates})
     errors = [rms_error(t.cpu(), want) for t, want in zip(got, expected(x), strict=True)]
     assert max(errors) < 5e-3, errors
