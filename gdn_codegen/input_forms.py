@@ -32,6 +32,7 @@ class InputForm:
     value: str
     heads: Mapping[str, str] = field(default_factory=dict)
     vectors: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     rows: bool = False
     drawn: Mapping[str, str] = field(default_factory=dict)
 
@@ -48,12 +49,13 @@ INPUT_FORMS: dict[str, InputForm] = {
                      "-exp(A_log) * softplus(x + dt_bias)", heads={"A_log": "", "dt_bias": "0.0"}, vectors=("dt_bias",),
                      drawn={"x": "2 * normal", "A_log": "log(rate)"}),
     "bounded": InputForm("{0} comes raw: the kernels take lower_bound sigmoid(exp(A_log) ({0} + dt_bias)).",
-                         "lower_bound * sigmoid(exp(A_log) * (x + dt_bias))", vectors=("dt_bias",),
+                         "lower_bound * sigmoid(exp(A_log) * (x + dt_bias))", vectors=("dt_bias",), settings=("lower_bound",),
                          heads={"A_log": "0.0", "dt_bias": "0.0", "lower_bound": "-5.0"},
                          drawn={"x": "2 * normal", "lower_bound": "-2 * rate"}),
     "safe": InputForm("{0} comes raw: the kernels take lower_bound sigmoid(exp(A_log) ({0} + dt_bias)), where lower_bound counts "
                       "as -5 if it is less.", "maximum(lower_bound, -5.0) * sigmoid(exp(A_log) * (x + dt_bias))",
-                      vectors=("dt_bias",), heads={"A_log": "0.0", "dt_bias": "0.0", "lower_bound": "-5.0"},
+                      vectors=("dt_bias",), settings=("lower_bound",),
+                      heads={"A_log": "0.0", "dt_bias": "0.0", "lower_bound": "-5.0"},
                       drawn={"x": "2 * normal", "lower_bound": "-2 * rate"}),
     "floored": InputForm("{0} counts as -5 where it is less.", "maximum(x, -5.0)"),
     "sigmoid": InputForm("{0} comes as it is before a sigmoid.", "sigmoid(x)", drawn={"x": "log(page / (1 - page))"}),
@@ -108,8 +110,9 @@ def register(name: str, form: InputForm) -> InputForm:
             raise ValueError(f"heads: got {n!r}; accepted: a name that neither generated functions nor other forms use")
         if default and not _is_number(default):
             raise ValueError(f"heads: got {default!r} for {n}; accepted: a finite number as text, or an empty text")
-    if unknown := sorted(set(form.vectors) - set(form.heads)):
-        raise ValueError(f"vectors: got {', '.join(unknown)}; accepted: {', '.join(form.heads) or 'none'}, which heads names")
+    for what, names in (("vectors", form.vectors), ("settings", form.settings)):
+        if unknown := sorted(set(names) - set(form.heads)):
+            raise ValueError(f"{what}: got {', '.join(unknown)}; accepted: {', '.join(form.heads) or 'none'}, which heads names")
     if unknown := sorted(set(form.drawn) - {"x", *form.heads}):
         raise ValueError(f"drawn: got {', '.join(unknown)}; accepted: {', '.join(('x', *form.heads))}")
     for what, text in (("value", reads), ("drawn", draws)):

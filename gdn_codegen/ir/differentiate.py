@@ -83,7 +83,7 @@ class _Gradient:
     def __init__(self, p: Program, stored: Mapping[str, str]) -> None:
         """Nothing is built yet. stored: as for the function `stored`."""
         self.p, self.loop, self.stored = p, p.walk, stored
-        self.inputs = [t for t in p.role("input") if t.index in ("token", "head")]
+        self.inputs = [t for t in p.role("input") if t.index in ("token", "head") and not t.setting]
         (kernel,) = p.kernels
         self.initial = {o.out: o.attr("tensor") for o in kernel.body if isinstance(o, Op) and o.kind == "load"}
         self.final = {o.args[0]: o.attr("tensor") for o in kernel.body if isinstance(o, Op) and o.kind == "store"}
@@ -123,7 +123,7 @@ class _Gradient:
         derived = [replace(t, name=derivative(t.name), role={"output": "input", "input": "output"}[t.role],
                            heads="HV", fill="", wide=t.wide or t.index == "head" or t.heads == "H",
                            optional=t.index == "sequence")
-                   for t in self.p.tensors if t.index in ("token", "head", "sequence")]
+                   for t in self.p.tensors if t.index in ("token", "head", "sequence") and not t.setting]
         given = [t for t in self.p.role("input") if t.index != "sequence"]
         ops, in_float32, to_end, bounds = ops_of(self.p), wide(self.p), held(self.p), steps(self.p)
         states = [Tensor(chunk_states(c.name), "input", "slot", "HV", c.type.dims) for c in self.loop.carried]

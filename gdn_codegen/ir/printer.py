@@ -23,7 +23,7 @@ def _tensor(t: Tensor) -> str:
         kw["optional"] = True
     kw |= {k: v for k, v, d in (("fill", t.fill, ""), ("slots", t.slots, 1), ("strided", t.strided, False), ("at", t.at, ""),
                                 ("over", t.over, ""), ("wide", t.wide, False), ("cleared", t.cleared, False),
-                                ("least_step", t.least_step, -math.inf)) if v != d}
+                                ("least_step", t.least_step, -math.inf), ("setting", t.setting, False)) if v != d}
     return _call("tensor", [repr(t.name)], **kw)
 
 

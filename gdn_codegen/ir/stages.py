@@ -33,7 +33,7 @@ LEGAL = {
         const scalar load store add sub mul div maximum minimum exp log rsqrt col row matmul cast last row_sum valid full
         expand cumsum
         Program.dims Program.extents Program.tokens Tensor.optional Tensor.fill Tensor.strided Tensor.at Tensor.over Tensor.wide
-        Tensor.least_step
+        Tensor.least_step Tensor.setting
         grid sequences; loop chunk; index token; index sequence; index checkpoint; index number; index numbers; index head;
         index slot; Loop.step""",
     "traced": "Program.scales boundary decayed_product decayed_matmul",
@@ -104,7 +104,7 @@ _LEGAL: dict[str, frozenset[str]] = {s: frozenset(n for n, r in RANGES.items() i
 #: The annotations of each class of node, with their default values.
 _PROGRAM = {"dims": (), "extents": (), "tokens": 0, "scales": (), "forgets": "", "launch": "kernels"}
 _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": "", "wide": False, "cleared": False, "slots": 1,
-           "least_step": -math.inf}
+           "least_step": -math.inf, "setting": False}
 _KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "piece": 0, "one_loop": (), "by_length": False,
            "spans": (), "start": "", "comments": ()}

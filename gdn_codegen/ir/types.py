@@ -129,6 +129,7 @@ class Tensor:
     cleared: for an output of tokens, whether its kernel writes zeros to the rows that no sequence covers: rows past the end of
     the last sequence, and rows of skipped sequences. A parameter of the kernel (`clear_NAME`) turns this off, so that a caller's
     own buffer keeps its content there.
+    setting: for an input of index "head", whether it is a setting of a call, by which no gradient is taken.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Tensor:
     wide: bool = False
     cleared: bool = False
     least_step: float = -math.inf
+    setting: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in ("input", "output", "workspace"):

@@ -13,7 +13,9 @@ from gdn_codegen.cli import main
 from gdn_codegen.input_forms import INPUT_FORMS, InputForm, draws, reads, register
 from gdn_codegen.ir.builder import algorithm, carried, exp
 from gdn_codegen.ir.builder import lower as lower_triangle
+from gdn_codegen.ir.differentiate import differentiate
 from gdn_codegen.ir.interpret import Problem, interpret
+from gdn_codegen.passes.abi.caller_inputs import caller_inputs
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import function, module
 from gdn_codegen.runtime.targets import runs
@@ -75,7 +77,7 @@ def test_a_form_from_outside_builds_verifies_and_checks(bent):
     ("bent", {"heads": {"out": ""}}, "heads: got 'out'"), ("bent", {"heads": {"bend": "much"}}, "heads: got 'much' for bend"),
     ("bent", {"value": "x + y"}, "value: got 'y' in"), ("bent", {"value": "log2(x)"}, "value: got 'log2' in"),
     ("bent", {"value": "x +"}, "value: got 'x \\+'"), ("bent", {"value": "x if x else x"}, "value: got 'x if x else x'"),
-    ("bent", {"vectors": ("y",)}, "vectors: got y"),
+    ("bent", {"vectors": ("y",)}, "vectors: got y"), ("bent", {"settings": ("y",)}, "settings: got y"),
     ("bent", {"drawn": {"y": "page"}}, "drawn: got y"), ("bent", {"drawn": {"x": "bend"}}, "drawn: got 'bend' in"),
     ("bent", {"drawn": {"bend": "page"}}, "drawn: got 'page' in")])
 def test_forms_that_are_refused(name, fields, says):
@@ -145,3 +147,13 @@ def test_vectors_have_no_dtype_in_a_contract():
 def test_no_pass_names_a_tensor_of_a_form(path):
     tensors = {n for form in INPUT_FORMS.values() for n in form.heads}
     assert tensors == {"A_log", "dt_bias", "lower_bound"} and not tensors & set(re.findall(r"\w+", path.read_text()))
+
+
+@pytest.mark.parametrize("form, left_out", [("safe", {"lower_bound"}), ("bounded", {"lower_bound"}), ("raw", set())])
+def test_no_gradient_is_by_a_setting(form, left_out):
+    """The others of the form have one."""
+    page = caller_inputs(algorithms.find("kimi_delta_attention").trace(), Contract(inputs=(("g", form),)))
+    heads = {t.name for t in page.role("input") if t.index == "head"}
+    made = {t.name for t in differentiate(page).role("output")}
+    assert made == {f"d_{n}" for n in {"q", "k", "v", "g", "beta", "initial_state"} | heads - left_out}
+    assert left_out <= heads and {t.name for t in page.tensors if t.setting} == left_out

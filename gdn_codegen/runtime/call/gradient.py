@@ -138,8 +138,7 @@ def _as_built(y: Any, dtype: str) -> Any:
 def of_head(shares: Tensor, columns: Sequence[int | None], rank: int) -> Tensor:
     """The gradient by a number [HV] (rank 1) or a vector [HV, columns] of each value head: the sum of its shares by chunk
     [slots, HV, columns]. columns: how many count; the others are padding, and may hold anything."""
-    by_column = shares[..., :columns[0]].sum(0)
-    return by_column.sum(-1) if rank == 1 else by_column
+    return shares[..., :columns[0]].sum((0, -1) if rank == 1 else 0)
 
 
 def by_argument(d: Tensor, y: Tensor | None, axes: tuple[int, int]) -> Tensor:
