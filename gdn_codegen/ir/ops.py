@@ -829,8 +829,8 @@ op("fence", "makes the agent's earlier writes visible to the units that read sha
    _effect, effect="sync", attrs=(LATE,))
 op("warp_barrier", "the threads of a warp that runs the iteration alone wait for each other: each then sees what the others "
    "wrote to shared memory before", _effect, effect="sync")
-op("drain", "waits until the products that the agent started are complete, but for the last ones, which `but` names", _effect,
-   effect="sync", attrs=("but",))
+op("drain", "waits until the products that the agent started are complete, but for those that `but` names, which started last",
+   _effect, effect="sync", attrs=("but",))
 op("await_kernels", "waits until the kernels of the call that started earlier have ended; with an operand, if that number is "
    "negative", _effect, effect="sync")
 op("barrier", "orders all earlier ops of the agent (or of `scope`) before its later ones. Scope \"cores\": the cores of an agent "

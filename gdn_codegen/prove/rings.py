@@ -4,8 +4,9 @@ The checker runs the agents of a walk concurrently for several iterations. It mo
 and phases, and a wait tests only the parity of the phase. Vector clocks give the ops that each agent knows to be complete. An
 asynchronous copy is known to be complete only through the barrier at which it arrives. The checker refuses:
 - two accesses to a slot, at least one of them a write, that no barrier orders. An asynchronous product reads its operands, also
-  those in registers, until the drain;
-- a read of the result of an asynchronous product before the drain, or of a fragment of another agent;
+  those in registers, until a drain that does not name it (`but`);
+- a read of the result of an asynchronous product before that, a write over it, or a read of a fragment of another agent;
+- a drain that leaves out a product which began before another one that it waits for;
 - an asynchronous unit that reads or overwrites a slot which threads wrote, unless these execute a fence before they arrive;
 - a wait that could miss its phase or that an older phase of the same parity could end, or an arrival for another phase;
 - a wait that never ends, and a phase that arrivals do not complete;
@@ -17,7 +18,6 @@ items; others count items. Groups of an agent's threads that take iterations in 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from ..devices import Groups
 from ..ir.core import Kernel, Op, Program, Stmt, loops
@@ -27,6 +27,7 @@ from .clocks import Clock, Clocks, joined
 from .happens_before import RaceError
 from .ring_accesses import is_filled, reads, threads_write, unit_reads
 from .ring_runs import items, iterations, of_loop, warm_ups
+from .ring_slots import Phases, Write
 
 BARRIER = "barrier"  # the space of barriers. The shape of such a buffer is the number of threads that arrive
 #: The two pipes of an agent: its threads in program order, and their accesses to rings. Threads of the same agent are not in
@@ -52,28 +53,6 @@ def check_ring(p: Program, k: Kernel, device: Groups, warmed_up: bool = True) ->
         _Check(p, k, device, n).run()
 
 
-@dataclass
-class _Phases:
-    """The barrier of one slot. full[n]: the clock once phase n is complete. waits[n]: the waits that needed n complete phases,
-    as (pipe, number)."""
-
-    count: int
-    arrived: int = 0
-    now: Clock = field(default_factory=list)
-    full: list[Clock] = field(default_factory=list)
-    waits: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-
-
-@dataclass
-class _Write:
-    op: Op
-    who: str
-    pipe: int
-    number: int
-    threads: bool  # whether threads wrote at least a part
-    fence: int = 0  # the number of the agent's first fence after the write, 0 if there is none
-
-
 class _Check:
     """A run of all agents of a walk, with phases of barriers and vector clocks. warm_up: the number of warm-up iterations."""
     def __init__(self, p: Program, k: Kernel, device: Groups, warm_up: int) -> None:
@@ -97,8 +76,8 @@ class _Check:
         self.arrivals = [n for n, x in enumerate(pipes) if x[1] != SHARED]
         self.threads = {a.name: a.of_iteration for a in k.agents}
         self.begun: dict[str, list[tuple[Op, tuple[str, int]]]] = {}  # agent -> undrained products, and a slot they read
-        self.phases = {(b.name, s): _Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
-        self.written: dict[tuple[str, int], _Write] = {}
+        self.phases = {(b.name, s): Phases(b.shape[0]) for b in k.buffers if b.space == BARRIER for s in range(b.slots)}
+        self.written: dict[tuple[str, int], Write] = {}
         self.early = set[tuple[str, int]]()  # slots into which a copy was begun with another one, before its own op
         self.read: dict[tuple[str, int], list[tuple[Op, int, int]]] = {}
 
@@ -177,7 +156,7 @@ class _Check:
             self.op(i, o, pipe)
         return True
 
-    def phase(self, i: int, o: Op) -> tuple[_Phases, int]:
+    def phase(self, i: int, o: Op) -> tuple[Phases, int]:
         """The barrier of `o` in iteration i, and the number of its slot's phases before this iteration's phase."""
         x = self.buffers[o.attr("channel")]
         if x.own and i < self.warm_up:
@@ -246,7 +225,7 @@ class _Check:
         slot, pipe = (load.buffer, i % self.buffers[load.buffer].slots), self.clocks.number[load.agent, str(load.attr("channel"))]
         self.early.add(slot)
         self.read.pop(slot, None)
-        self.written[slot] = _Write(load, load.agent, pipe, self.clocks.issue(pipe), threads_write(self.p, load))
+        self.written[slot] = Write(load, load.agent, pipe, self.clocks.issue(pipe), threads_write(self.p, load))
 
     def op(self, i: int, o: Op, pipe: int) -> None:
         """Check the accesses of an op to rings, and that it reads no fragment of another agent."""
@@ -284,6 +263,10 @@ class _Check:
                 self.read.setdefault((x.name, i % x.slots), []).append((o, shared, number))
         if not o.buffer:
             return
+        over = next((b for b, _ in self.begun.get(o.agent, ()) if b.buffer == o.buffer and b is not o), None)
+        if over is not None:
+            raise self.error(f"{o.out} of {o.agent} is written in iteration {i} over {over.out}, a product that was begun and "
+                             "not drained")
         slot = (o.buffer, i % self.buffers[o.buffer].slots)
         reading = [b for agent in self.begun.values() for b, read in agent if read == slot and b is not o]
         if reading:
@@ -302,4 +285,4 @@ class _Check:
         self.read.pop(slot, None)
         if units is not None:
             shared, number = units, c.issue(units)
-        self.written[slot] = _Write(o, who, shared, number, threads_write(self.p, o))
+        self.written[slot] = Write(o, who, shared, number, threads_write(self.p, o))

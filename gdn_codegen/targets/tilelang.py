@@ -73,7 +73,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
     if long_chunks and x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS):
         plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
-    if x.few is not None and x.chunk in (None, SHORT_CHUNKS) and x.bounded and x.block_rows >= SHORT_CHUNKS and (
+    if x.chunk in (None, SHORT_CHUNKS) and x.bounded and x.block_rows >= SHORT_CHUNKS and (
             x.head_dims == (128, 128) and x.shape_class[2] >= IN_TURN_TOKENS):
         whole, pairs = x.of_eight >= IN_TURN[x.inverts], x.of_eight == PAIRS and x.inverts and not x.computed
         for fields in ({},) if whole else (HALVES[0],) if pairs else ():
@@ -88,11 +88,11 @@ def _model(x: Asked) -> Iterator[Candidate]:
 
 #: Where gates are -5 or more, a decayed product of 16 tokens is one product. Warps that take such chunks in turn then compute all
 #: operands in the block of the walk, so that none goes through global memory. That pays from a mean of tokens of this class on,
-#: and from so many walks for each eight multiprocessors on, without and with an inverse in the page. Halves of V pay for PAIRS,
+#: and from so many walks for each eight multiprocessors on, by whether the page has an inverse. Halves of V pay for PAIRS,
 #: where each half has a multiprocessor, if kernels compute no gates or norms. On an H200 64 walks of Kimi Delta Attention over
 #: 8192 tokens took 575 us in halves and 693 with `operand_walk`, 72 walks 714 (whole) and 909; with a layer's inputs 780 and 776,
 #: 876 and 999. Of gated linear attention 64 walks took 732 us and 479, in two runs.
-SHORT_CHUNKS, IN_TURN_TOKENS, IN_TURN, PAIRS = 16, 9, (7, 5), 4
+SHORT_CHUNKS, IN_TURN_TOKENS, IN_TURN, PAIRS = 16, 9, {True: 5, False: 7}, 4
 assert SM_90A.part_cost is not None
 #: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
 #: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where

@@ -91,6 +91,7 @@ BUILDS = [
     ("pto", "", find("gla.gradient"), varied("fused"), SMALL, ""),
     ("pto", "", find("gated_delta_rule.gradient"), varied("prepared", v_piece=16), SMALL, ""),
     ("triton", "", derived(GDN, "gradient", (("k", "l2norm"),)), varied("gradient"), SMALL, ""),
+    ("triton", "", derived(find("gla"), "gradient", (("g", "bounded"),)), varied("channel_gradient"), SMALL, ""),
     ("triton", "", derived(find("gla"), "stored_gradient", (("g", "floored"),)), varied("channel_gradient"), SMALL, ""),
     ("pto", "", running_sums, Schedule("sums", (("W",), ("o", "S"))), SMALL, ""),
     ("triton", "", GDN, varied("fused", v_block=32, state_layout="vk"), {**LARGE, "C": 1}, "state=vk"),

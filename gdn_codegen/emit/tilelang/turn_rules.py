@@ -59,13 +59,13 @@ def diagonal(w: GroupsWriter, o: Op, x: Value) -> None:
 
 @turn_rule("cumsum", statement=True)
 def cumsum(w: GroupsWriter, o: Op, x: Value) -> None:
-    """Running sums of the columns of a tile. Each lane has some columns. Computed terms past a sequence's end are terms like
-    others that do not count: a condition around them would be a branch for each row."""
+    """Running sums of the columns of a tile. Each lane has some columns. Past a sequence's end terms are computed, too, and
+    then replaced by 0: a condition around their computation would be a branch for each row."""
     made = next((y for y in w.k.ops if y.out == o.args[0]), None)
     masked = made is not None and made.kind == "valid" and not (made.buffer or w.env[made.args[0]].buffer)
     of = w.env[made.args[0]] if made is not None and masked else x
     given = [f"lambda i, j: {of.at('i', 'j')}", *_slot(w, o.buffer), *(w.dim(d) for d in x.dims), w.thread, *least(o)]
-    options = [*([f"counted={w.use('rows')}"] if masked else []), *(["exclusive=True"] if o.attr("exclusive") else [])]
+    options = [*([f"valid_rows={w.use('rows')}"] if masked else []), *(["exclusive=True"] if o.attr("exclusive") else [])]
     w.line(f"t.warp_column_cumsum({', '.join([*given, *options])})")
 
 

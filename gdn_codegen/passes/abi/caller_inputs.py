@@ -63,9 +63,8 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True, scaled: bool = T
     if not c.inputs and not narrowed:
         return p
     vectors = {n: tokens[of].dims[1:] for of, form in c.inputs for n in INPUT_FORMS[form].vectors}
-    settings = {n for _, form in c.inputs for n in INPUT_FORMS[form].settings}
     made = tuple(Tensor(n, "input", "head", "HV", dims := vectors.get(n, ()), c.dtype(n) if narrow and not dims else "float32",
-                        fill=x, setting=n in settings) for n, x in of_heads.items())
+                        fill=x, setting=any(n in INPUT_FORMS[f].settings for _, f in c.inputs)) for n, x in of_heads.items())
     if wide := [n for n, _ in c.dtypes if vectors.get(n)]:
         raise ContractError(f"dtypes: got {wide[0]}={c.dtype(wide[0])!r}; accepted: no dtype for a vector of each value head")
     clash = {t.name for t in made} & {*(t.name for t in p.tensors), *p.scalars}

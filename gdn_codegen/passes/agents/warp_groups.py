@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ...devices import Groups
 from ...ir.body import Body
-from ...ir.core import Kernel, Loop, Op, Program, map_loops, walk
+from ...ir.core import Kernel, Loop, Op, Program, walk
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule
 from ..algebra.masks import masks
@@ -30,11 +30,6 @@ from .few_registers import few_registers
 from .order import Cycle
 from .tasks import INVERSE
 from .walk_order import by_task, in_order
-
-#: Registers of a thread of the block, before agents hand some on, with which the state's agent has two products under way, if no
-#: other agent has products. With 128 (Gated DeltaNet's `fused_walk`) ptxas serialises products instead (C7512), with 168 it does
-#: not.
-AT_ONCE = 160
 
 
 @takes("assigned")
@@ -68,12 +63,8 @@ class _Assign(Crossings):
         except Cycle as e:
             raise self.error(f"no order of its ops gives each agent its operands in time: {e}") from e
         body = b.finish()
-        agents = block_agents(self.plan, self.tasks, self.device, {o.agent for o in walk(body)}, self.where)
-        alone = {o.agent for o in walk(body) if o.kind == "matmul"} == {self.state_agent}
-        if alone and self.loop.step > 0 and self.device.register_file >= AT_ONCE * sum(a.threads for a in agents):
-            body = map_loops(body, lambda lp: [replace(lp, body=tuple(two_at_once(
-                [o for o in lp.body if isinstance(o, Op)], self.state_agent)))])
-        return replace(self.k, body=body, agents=agents)
+        used = {o.agent for o in walk(body)}
+        return replace(self.k, body=body, agents=block_agents(self.plan, self.tasks, self.device, used, self.where))
 
     def body(self, s: Loop, b: Body) -> tuple[Op | Loop, ...]:
         """The ops of the walk, each with its agent, in the order in which agents run them."""
@@ -87,8 +78,12 @@ class _Assign(Crossings):
             ops = few_registers(ops, s, self.tasks.sizes)
         ops = in_order(by_columns(ops, self.in_turns), tasks, self.state_agent, [a.name for a in self.plan.agents], self.in_turns)
         # These products were timed in neither: walks back, and walks with a task `tokens`, whose order is that of few_registers.
-        untimed = s.step < 0 or "tokens" in tasks.values()
-        return tuple(ops if untimed else behind_products(ops, self.state_agent))
+        if s.step < 0 or "tokens" in tasks.values():
+            return tuple(ops)
+        ops = behind_products(ops, self.state_agent)
+        if {o.agent for o in ops if o.kind == "matmul"} != {self.state_agent}:
+            return tuple(ops)  # in blocks of so many threads nvcc serialises products instead (C7512)
+        return tuple(two_at_once(ops, self.state_agent, {c.next for c in s.carried}, inner.fresh))
 
     def op(self, o: Op, b: Body) -> None:
         """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot

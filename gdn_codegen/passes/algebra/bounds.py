@@ -49,7 +49,7 @@ def _summed(k: Kernel) -> Kernel:
 
 
 def _sums(value: str, read: Mapping[str, list[tuple[Op, int]]], count: Mapping[str, int]) -> list[str]:
-    """The running sums that read `value`, directly or through `valid`. None if anything else reads it."""
+    """The running sums that read `value`, directly or through `valid`. No sums if anything else reads it."""
     mine = [o for o, _ in read.get(value, ())]
     found = [[o.out] if o.kind == "cumsum" else _sums(o.out, read, count) if o.kind == "valid" else [] for o in mine]
     return [x for of in found for x in of] if all(found) and len(mine) == count.get(value, 0) else []

@@ -10,9 +10,9 @@ readers of `slots` iterations before. A fence comes before the arrival where a p
 threads wrote. This includes loads of tokens, because threads fill up the last chunk of a sequence. One comes before the arrival
 at "free", too, where threads have written what a copy unit overwrites. Barriers of rings that are
 filled only outside warm-ups count only those iterations. Values that lead to an inverse have separate barriers, because they
-are read ahead of others. An asynchronous product is drained before its result is read. A signal to stores that would end an
-iteration comes in the next one, behind such a product. In a kernel with a loop over items, the
-rings of that loop have barriers of their own, which count items. Those of the walk count its iterations in all items.
+are read ahead of others. An asynchronous product is drained before its result is read; products that began later may go on
+(`but`). A signal to stores that would end an iteration comes in the next one, behind such a product. In a kernel with a loop over
+items, the rings of that loop have barriers of their own, which count items. Those of the walk count its iterations in all items.
 
 Then the pass removes what is not needed (`needed_barriers`).
 
@@ -22,7 +22,7 @@ Example, for a ring k of two slots:
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -94,7 +94,7 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
     before, after = dict[Op, list[Op]](), dict[Op, list[Op]]()
     order = {o: n for n, o in enumerate(ops)}
     private = of_one_warp(k, ops, read)
-    drained: dict[Op, Op] = {}  # asynchronous product -> the op before which it is drained
+    drained = _drained(ops, read)
     for o in ops:
         if o.buffer in slots and o.buffer not in private:
             readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
@@ -102,8 +102,6 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
             key = (within[o], o.agent, readers, last if first else (), slots[o.buffer], o.out in to_inverse,
                    "" if share else o.out)
             groups.setdefault(key, []).append(o)
-        if o.attr("asynchronous"):
-            drained[o] = next(r for r in ops if o.out in read(r))
     for o, at in drained.items():
         but = tuple(x.out for x, end in drained.items() if x.agent == o.agent and order[o] < order[x] < order[at] < order[end])
         before.setdefault(at, []).append(sync("drain", o.agent, **({"but": but} if but else {}), **own_part([o])))
@@ -142,3 +140,8 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
         return (*before.get(o, []), o.with_attrs(**copied[o]) if o in copied else o, *after.get(o, []))
 
     return with_warp_barriers(replace(k, buffers=(*k.buffers, *barriers), body=map_ops(k.body, synchronised)), set(slots))
+
+
+def _drained(ops: Sequence[Op], read: Callable[[Op], Collection[str]]) -> dict[Op, Op]:
+    """Of each asynchronous product of an iteration, the op before which it is drained: the first that reads it."""
+    return {o: next(r for r in ops if o.out in read(r)) for o in ops if o.attr("asynchronous")}

@@ -233,7 +233,7 @@ def size_of(x: Extent, target: str, on: Facts) -> Size:
     return Size(x.shape_class, splits(x, on.units, target) if on.units else None,
                 t.splits is not None and x.tokens < t.splits.least_tokens, x.shared,
                 (x.H, x.HV) if t.head_counts else None, crowded=x.packed and x.sequences > 1 and x.walks > on.units > 0,
-                lengths=x.lengths(on.units), uneven=x.uneven, of_eight=min(9, -(-8 * x.walks // on.units)) if on.units else 0,
+                lengths=x.lengths(on.units), uneven=x.uneven, of_eight=x.of_eight(on.units),
                 unsure=x.unknown and t.splits is not None and t.splits.chosen and 2 * x.walks <= on.units)
 
 

@@ -138,7 +138,8 @@ def _as_built(y: Any, dtype: str) -> Any:
 def of_head(shares: Tensor, columns: Sequence[int | None], rank: int) -> Tensor:
     """The gradient by a number [HV] (rank 1) or a vector [HV, columns] of each value head: the sum of its shares by chunk
     [slots, HV, columns]. columns: how many count; the others are padding, and may hold anything."""
-    return shares[..., :columns[0]].sum((0, -1) if rank == 1 else 0)
+    by_column = shares[..., :columns[0]].sum(0)  # a sum over both dims takes 25 us instead of 9 and 2 (H200, 32 x 16 x 128)
+    return by_column.sum(-1) if rank == 1 else by_column
 
 
 def by_argument(d: Tensor, y: Tensor | None, axes: tuple[int, int]) -> Tensor:

@@ -80,6 +80,10 @@ class Extent:
         known, equal = self.longest or not self.packed, 8 * self.longest * self.sequences <= 9 * self.tokens
         return "level" if self.walks > units and known and (equal or self.longest < 512 or share < LEVEL) else ""
 
+    def of_eight(self, units: int) -> int:
+        """Walks for each eight of `units` multiprocessors, rounded up, at most 9. 0 without a GPU."""
+        return min(9, -(-8 * self.walks // units)) if units else 0
+
     @property
     def shared(self) -> int:
         """How many value heads of a key head a kernel may batch: 4, 2 or 1."""

@@ -1,5 +1,7 @@
 """Tiles of 16 rows in the registers of one warp. Several warps run the same text for different iterations. TileLang is told that
 each of them has all of a tile."""
+import math
+
 import tilelang
 import tilelang.language as T
 
@@ -85,26 +87,26 @@ def warp_inverse_cuda(A, of, X, to, lane):
 
 
 @T.macro
-def warp_column_cumsum_cuda(term, to, slot, rows, columns, lane, least=None, counted=None, exclusive=False):
+def warp_column_cumsum_cuda(term, to, slot, rows, columns, lane, least=None, valid_rows=None, exclusive=False):
     """Running sums of the columns of a tile, by a warp. term: (row, column) -> a term. to, slot: the ring, which may have the
-    terms, and the indices of its slot. counted: terms of rows from this one on count as 0."""
-    wide, some = columns // 32, 8  # rows of which terms are under way at once; with all of them the text is long
-    x, total, added = (T.alloc_local((n * wide,), T.float32) for n in (some, 1, 1))
+    terms, and the indices of its slot. valid_rows: terms of later rows are replaced by 0."""
+    wide, at_once = columns // 32, math.gcd(rows, 8)  # rows whose terms are under way at once; with all of them the text is long
+    x, total, added = (T.alloc_local((n * wide,), T.float32) for n in (at_once, 1, 1))
     for c in T.unroll(wide):
         total[c] = 0.0
-    for m in T.serial(rows // some):
-        for i in T.unroll(some):
+    for m in T.serial(rows // at_once):
+        for i in T.unroll(at_once):
             for c in T.vectorized(wide):
-                x[i * wide + c] = term(m * some + i, lane * wide + c)
-        for i in T.unroll(some):
+                x[i * wide + c] = term(m * at_once + i, lane * wide + c)
+        for i in T.unroll(at_once):
             if exclusive:
                 for c in T.vectorized(wide):
-                    to[slot + (m * some + i, lane * wide + c)] = total[c]
+                    to[slot + (m * at_once + i, lane * wide + c)] = total[c]
             for c in T.unroll(wide):
                 added[c] = bounded(x[i * wide + c], least)
-                if counted is not None:
-                    added[c] = T.if_then_else(m * some + i < counted, added[c], 0.0)
+                if valid_rows is not None:
+                    added[c] = T.if_then_else(m * at_once + i < valid_rows, added[c], 0.0)
                 total[c] = total[c] + added[c]
             if not exclusive:
                 for c in T.vectorized(wide):
-                    to[slot + (m * some + i, lane * wide + c)] = total[c]
+                    to[slot + (m * at_once + i, lane * wide + c)] = total[c]
