@@ -35,6 +35,7 @@ from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.runtime.load import module
 from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
+from gdn_codegen.tools.tune_jobs import model_choice
 
 PAGES = ("kimi_delta_attention", "gated_delta_rule_2", "gla")
 SYNC = ("wait", "signal", "fence", "drain", "warp_barrier")
@@ -302,6 +303,14 @@ def test_dispatch_takes_it_for_many_walks_with_bounded_gates():
     for x in ((49, 8192), (128, 256), (128, 2048, ""), (128, 2048, "g=raw"), (128, 2048, "g=floored", 64),
               (128, 2048, "g=floored", None, "float16"), (99, 2048, "g=floored", None, "bfloat16", "gla")):
         assert chosen(*x)[:2] == ("operand_walk", 64), x
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("walks, want", [(49, "operand_walk"), (64, "walk_in_turn"), (128, "walk_in_turn")])
+def test_the_tuner_knows_what_a_call_gets(walks, want):
+    """It compares candidates with that build."""
+    b = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16", contract=Contract.parse("g=floored"))
+    assert model_choice(b, Extent(1, 1, walks, walks * 2048, packed=True), "sm_90a", 132).plan.name == want
 
 
 @pytest.mark.usefixtures("unchecked")
