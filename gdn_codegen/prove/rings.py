@@ -27,7 +27,7 @@ from .clocks import Clock, Clocks, joined
 from .happens_before import RaceError
 from .ring_accesses import is_filled, reads, threads_write, unit_reads
 from .ring_runs import items, iterations, of_loop, warm_ups
-from .ring_slots import Phases, Write
+from .slot_states import Phases, Write
 
 BARRIER = "barrier"  # the space of barriers. The shape of such a buffer is the number of threads that arrive
 #: The two pipes of an agent: its threads in program order, and their accesses to rings. Threads of the same agent are not in

@@ -55,7 +55,7 @@ def test_a_warm_up_waits_for_the_product_that_it_has():
 @pytest.mark.parametrize("page, name", [("gated_delta_rule", "fused_walk"), ("gated_delta_rule", "walk"),
                                         ("delta_rule", "fused_walk"), ("delta_rule", "walk")])
 def test_blocks_with_products_of_other_agents_have_one_at_a_time(page, name):
-    """Such blocks have 384 threads or more, and nvcc serialises products that are under way at once."""
+    """Threads of such blocks have fewer registers, and nvcc serialises products that are under way at once."""
     ops = of_state(lowered(build(page, name)).kernels[-1])
     assert not [o for o in ops if o.kind == "drain" and o.attr("but")]
 

@@ -82,7 +82,7 @@ class _Assign(Crossings):
             return tuple(ops)
         ops = behind_products(ops, self.state_agent)
         if {o.agent for o in ops if o.kind == "matmul"} != {self.state_agent}:
-            return tuple(ops)  # in blocks of so many threads nvcc serialises products instead (C7512)
+            return tuple(ops)  # with one more such agent threads have fewer registers, and nvcc serialises products (C7512)
         return tuple(two_at_once(ops, self.state_agent, {c.next for c in s.carried}, inner.fresh))
 
     def op(self, o: Op, b: Body) -> None:
