@@ -59,7 +59,7 @@ class Asked:
     the page has an inverse. bounded: whether the page gives a log decay that bounds how much of the state survives a token
     (`forgets`). block_rows: the rows of the diagonal blocks of a decayed product that one product computes, 1 if log decays have
     no lower bound. computed: whether kernels compute gates from numbers of a head, or norms of rows. of_eight: walks for each
-    eight multiprocessors, rounded up, at most 9; 0 without a GPU.
+    eight multiprocessors, rounded up, at most 9; 0 without a GPU. even: whether walks take about one time (Extent.even).
     """
 
     head_dims: tuple[int, int]
@@ -75,6 +75,7 @@ class Asked:
     block_rows: int = 1
     computed: bool = False
     of_eight: int = 0
+    even: bool | None = None
 
     @property
     def residuals(self) -> dict[str, str]:

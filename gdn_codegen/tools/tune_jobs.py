@@ -18,9 +18,9 @@ from .shapes import Shape
 
 def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
     """The build that a call gets if no table has a row for it."""
-    return next((b for b, _ in choose.modelled(
-        about, arch, choose.splits(x, units, about.target), x.shape_class, None, x.shared, x.lengths(units), x.of_eight(units))
-        if choose.fits(b)), about)
+    few, known = choose.splits(x, units, about.target), (x.lengths(units), x.of_eight(units), x.even(units))
+    found = choose.modelled(about, arch, few, x.shape_class, None, x.shared, *known)
+    return next((b for b, _ in found if choose.fits(b)), about)
 
 
 def step_choice(about: Build, x: Extent, units: int) -> Build:

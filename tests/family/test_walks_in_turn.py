@@ -283,12 +283,13 @@ def test_other_devices_have_it_as_one_more_kernel():
     assert [k.agents for k in lowered(b).kernels] == [()] and "T.Kernel" in render(b)
 
 
-def chosen(walks, tokens, accept="g=floored", chunk=None, dtype="bfloat16", page="kimi_delta_attention"):
-    """What dispatch takes for a pack of `walks` sequences with one value head, of so many tokens each, on 132 multiprocessors."""
-    on = Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
-    size = choose.size_of(Extent(1, 1, walks, walks * tokens, packed=True), "tilelang", on)
+def chosen(walks, tokens, accept="g=floored", chunk=None, dtype="bfloat16", page="kimi_delta_attention", **fields):
+    """What dispatch takes for `walks` sequences with one value head, of so many tokens each, on 132 multiprocessors. fields: of
+    the call's extent."""
+    on, x = Facts("cuda", ("NVIDIA H200",), "sm_90a", 132), Extent(1, 1, walks, walks * tokens, **fields)
+    size = choose.size_of(x, "tilelang", on)
     b = Build("tilelang", algorithm=page, dtype=dtype, contract=Contract.parse(accept) if accept else Contract())
-    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, chunk, lengths=size.lengths, of_eight=size.of_eight)
+    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, chunk, 1, size.lengths, size.of_eight, size.even)
     found = next(b for b, _ in options if choose.fits(b))
     return found.plan.name, found.chunk, found.plan.v_block
 
@@ -306,11 +307,21 @@ def test_dispatch_takes_it_for_many_walks_with_bounded_gates():
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("walks, longest, taken", [
+    (67, 2048, True), (67, 2560, True), (67, 2600, False), (67, 0, False), (99, 0, False), (100, 0, True), (128, 0, True),
+    (128, 2560, True), (128, 4096, False), (400, 6000, True), (400, 9000, False), (64, 2048, True), (64, 2600, False),
+    (64, 0, False)])
+def test_long_sequences_have_another_schedule(walks, longest, taken):
+    """A step of 16 tokens takes as long for one walk as for many. Where only kernels know lengths, many walks have it."""
+    assert (chosen(walks, 2048, packed=True, longest=longest)[0] == "walk_in_turn") == taken
+
+
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("walks, want", [(49, "operand_walk"), (64, "walk_in_turn"), (128, "walk_in_turn")])
 def test_the_tuner_knows_what_a_call_gets(walks, want):
     """It compares candidates with that build."""
     b = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16", contract=Contract.parse("g=floored"))
-    assert model_choice(b, Extent(1, 1, walks, walks * 2048, packed=True), "sm_90a", 132).plan.name == want
+    assert model_choice(b, Extent(1, 1, walks, walks * 2048), "sm_90a", 132).plan.name == want
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -330,7 +341,7 @@ def test_calls_of_a_hopper_get_it(sequences, tokens, HV):
     extent, on = Extent(HV, HV, sequences, tokens, packed=sequences > 1), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
     size = choose.size_of(extent, "tilelang", on)
     b = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16", contract=Contract(inputs=(("g", "floored"),)))
-    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, of_eight=size.of_eight)
+    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, of_eight=size.of_eight, even=size.even)
     found = next(b for b, _ in options if choose.fits(b))
     assert (found.plan.name, found.plan.v_block) == ("walk_in_turn", 0)
     assert size.crowded == (sequences == 40)

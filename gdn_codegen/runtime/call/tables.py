@@ -84,6 +84,12 @@ class Extent:
         """Walks for each eight of `units` multiprocessors, rounded up, at most 9. 0 without a GPU."""
         return min(9, -(-8 * self.walks // units)) if units else 0
 
+    def even(self, units: int) -> bool | None:
+        """Whether the longest walk has at most a quarter more tokens than walks have on average, or than each of `units`
+        multiprocessors has in all. None if the host does not know."""
+        longest = self.longest or -(-self.tokens // self.sequences)
+        return None if self.unknown else 4 * longest * min(units, self.walks) <= 5 * self.tokens * self.HV
+
     @property
     def shared(self) -> int:
         """How many value heads of a key head a kernel may batch: 4, 2 or 1."""
