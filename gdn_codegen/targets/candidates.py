@@ -59,7 +59,8 @@ class Asked:
     the page has an inverse. bounded: whether the page gives a log decay that bounds how much of the state survives a token
     (`forgets`). block_rows: the rows of the diagonal blocks of a decayed product that one product computes, 1 if log decays have
     no lower bound. computed: whether kernels compute gates from numbers of a head, or norms of rows. of_eight: walks for each
-    eight multiprocessors, rounded up, at most 9; 0 without a GPU. even: whether walks take about one time (Extent.even).
+    eight multiprocessors, rounded up, at most 9; 0 without a GPU. longest_share: tokens of the
+    longest walk, in eighths of those that each multiprocessor has in all; 0 if the host does not know.
     """
 
     head_dims: tuple[int, int]
@@ -75,7 +76,7 @@ class Asked:
     block_rows: int = 1
     computed: bool = False
     of_eight: int = 0
-    even: bool | None = None
+    longest_share: int = 0
 
     @property
     def residuals(self) -> dict[str, str]:

@@ -75,8 +75,9 @@ def _model(x: Asked) -> Iterator[Candidate]:
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
     if x.chunk in (None, SHORT_CHUNKS) and x.bounded and x.block_rows >= SHORT_CHUNKS and (
             x.head_dims == (128, 128) and x.shape_class[2] >= IN_TURN_TOKENS):
-        whole = x.of_eight >= (IN_TURN[x.inverts] if x.even else UNKNOWN) and x.even is not False
-        pairs = x.of_eight == PAIRS and x.inverts and not x.computed and x.even
+        known, few = x.longest_share > 0, x.of_eight <= 4  # few: each half of V can have a multiprocessor
+        whole = x.longest_share <= IN_TURN[x.inverts] and not few if known else x.of_eight >= UNKNOWN
+        pairs = known and few and x.longest_share <= IN_HALVES and x.inverts and not x.computed
         for fields in ({},) if whole else (HALVES[0],) if pairs else ():
             yield Candidate(varied("walk_in_turn", ARCH, **fields, **x.residuals), "gates have a bound, and walks are many",
                             SHORT_CHUNKS, ARCH)
@@ -88,14 +89,14 @@ def _model(x: Asked) -> Iterator[Candidate]:
 
 
 #: Where gates are -5 or more, a decayed product of 16 tokens is one product. Warps that take such chunks in turn then compute all
-#: operands in the block of the walk, so that none goes through global memory. That pays from a mean of tokens of this class on,
-#: and from so many walks for each eight multiprocessors on: by whether the page has an inverse, or UNKNOWN where only kernels
-#: know lengths. A step of 16 tokens takes 1.4 us for one walk as for 132, and 64 tokens take `operand_walk` 1.35 us, after its
-#: kernel over chunks. So it does not pay where one sequence is much longer than others. Halves of V pay for PAIRS,
-#: where each half has a multiprocessor, if kernels compute no gates or norms. On an H200 64 walks of Kimi Delta Attention over
-#: 8192 tokens took 575 us in halves and 693 with `operand_walk`, 72 walks 714 (whole) and 909; with a layer's inputs 780 and 776,
-#: 876 and 999. Of gated linear attention 64 walks took 732 us and 479, in two runs.
-SHORT_CHUNKS, IN_TURN_TOKENS, IN_TURN, UNKNOWN, PAIRS = 16, 9, {True: 5, False: 7}, 7, 4
+#: operands in the block of the walk, so that none goes through global memory. That pays from a mean of tokens of this class on. A
+#: call takes as long as its longest walk, 0.087 us for a token, and in halves of V 0.070 us, whatever the number of walks, while
+#: `operand_walk` takes 0.17 us for a token that each multiprocessor has (Kimi Delta Attention, an H200). So the longest walk may
+#: have so many eighths of those tokens: IN_TURN, by whether the page has an inverse, and IN_HALVES, if kernels compute no gates
+#: or norms. On an H200 64 walks over 8192 tokens took 575 us in halves and 693 with `operand_walk`, 72 walks 714 (whole) and 909;
+#: with a layer's inputs 780 and 776, 876 and 999. Of gated linear attention 64 took 732 us and 479, in two runs. UNKNOWN: where
+#: only kernels know lengths, from so many walks for each eight multiprocessors on.
+SHORT_CHUNKS, IN_TURN_TOKENS, IN_TURN, IN_HALVES, UNKNOWN = 16, 9, {True: 16, False: 11}, 19, 7
 assert SM_90A.part_cost is not None
 #: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
 #: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where

@@ -18,7 +18,7 @@ from .shapes import Shape
 
 def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
     """The build that a call gets if no table has a row for it."""
-    few, known = choose.splits(x, units, about.target), (x.lengths(units), x.of_eight(units), x.even(units))
+    few, known = choose.splits(x, units, about.target), (x.lengths(units), x.of_eight(units), x.longest_share(units))
     found = choose.modelled(about, arch, few, x.shape_class, None, x.shared, *known)
     return next((b for b, _ in found if choose.fits(b)), about)
 

@@ -62,7 +62,7 @@ def test_blocks_with_products_of_other_agents_have_one_at_a_time(page, name):
 
 @pytest.mark.parametrize("page", ["gla", "gated_delta_rule_2", "rwkv7", "simple_gla"])
 def test_pages_without_such_products_keep_their_order(page):
-    """What begins no product by itself, or adds to the next state."""
+    """No product of theirs begins by itself, or the other one is the next state."""
     ops = of_state(lowered(build(page, v_block=64)).kernels[-1])
     assert not [o for o in ops if o.kind == "drain" and o.attr("but")]
 

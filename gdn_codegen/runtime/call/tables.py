@@ -84,11 +84,11 @@ class Extent:
         """Walks for each eight of `units` multiprocessors, rounded up, at most 9. 0 without a GPU."""
         return min(9, -(-8 * self.walks // units)) if units else 0
 
-    def even(self, units: int) -> bool | None:
-        """Whether the longest walk has at most a quarter more tokens than walks have on average, or than each of `units`
-        multiprocessors has in all. None if the host does not know."""
-        longest = self.longest or -(-self.tokens // self.sequences)
-        return None if self.unknown else 4 * longest * min(units, self.walks) <= 5 * self.tokens * self.HV
+    def longest_share(self, units: int) -> int:
+        """Tokens of the longest walk, in eighths of those that each of `units` multiprocessors has in all; rounded up, at most
+        32. 0 if the host does not know, and without a GPU."""
+        longest = self.longest or (0 if self.unknown else -(-self.tokens // self.sequences))
+        return min(32, -(-8 * longest * units // max(1, self.tokens * self.HV)))
 
     @property
     def shared(self) -> int:
