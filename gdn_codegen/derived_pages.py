@@ -11,6 +11,7 @@ from . import algorithms
 from .ir.core import Program
 from .ir.differentiate import differentiate, saving
 from .ir.page import Algorithm
+from .ir.stored import by_token
 from .ir.types import Dim
 
 #: The kinds of pages that are derived from another one.
@@ -21,9 +22,11 @@ KINDS: dict[str, Callable[[Program], Program]] = {
     "inverse_states": lambda p: saving(p, outputs=False, solved="inverses"),
     "inverse_gradient": lambda p: differentiate(p, "inverses"),
     "stored_states": lambda p: saving(p, outputs=False, solved="operands"),
-    "stored_gradient": lambda p: differentiate(p, "operands")}
+    "stored_gradient": lambda p: differentiate(p, "operands"),
+    "bounded_states": lambda p: saving(by_token(p), outputs=False, solved="bounds"),
+    "bounded_gradient": lambda p: differentiate(by_token(p), "bounds")}
 #: Kinds in which an op `boundary` comes after each input form.
-BOUNDED = {k for k in KINDS if k.endswith("gradient") or k.startswith("stored")}
+WITH_BOUNDARIES = {k for k in KINDS if k.endswith("gradient") or k.startswith(("stored", "bounded"))}
 
 
 class Derived(Algorithm):
@@ -47,7 +50,11 @@ class Derived(Algorithm):
                     "gradient": f"The gradient of a loss by the inputs. {first}",
                     "solved_gradient": f"The gradient of a loss by the inputs. It reads what solves each system. {first}",
                     "inverse_gradient": f"The gradient of a loss by the inputs. It reads inverses and solutions. {first}",
-                    "stored_gradient": f"The gradient of a loss by the inputs. It reads operands of products. {first}"}[kind]
+                    "stored_gradient": f"The gradient of a loss by the inputs. It reads operands of products. {first}",
+                    "bounded_states": "The states before each chunk, operands of products of each chunk, bounds of what tokens "
+                                      f"forget, and the final states. {first}",
+                    "bounded_gradient": "The gradient of a loss by the inputs. It reads operands of products, and bounds of what "
+                                        f"tokens forget. {first}"}[kind]
         self._where = f"{of._where}, {kind}"
 
     @cached_property
@@ -57,7 +64,7 @@ class Derived(Algorithm):
         from .schedule.contract import Contract
         p = self.of.trace()
         if self.forms:
-            p = caller_inputs(p, Contract(inputs=self.forms), scaled=self.kind not in BOUNDED)
+            p = caller_inputs(p, Contract(inputs=self.forms), scaled=self.kind not in WITH_BOUNDARIES)
         return KINDS[self.kind](p)
 
     @cached_property

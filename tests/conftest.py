@@ -67,24 +67,26 @@ def _small(p, parts):
     by_chunk = any(t.index == "numbers" or (t.index == "checkpoint" and t.at) for t in p.tensors)
     width = -(-lengths[0] // chunk_tokens(p)) + 1 if by_chunk else 0
     problem = Problem(lengths, 1, 2, span=1, every=1 + parts, pool=2 * width + 3, rest=3, width=width)
-    inputs = tuple((t, _integers(p, t) if t.index in ("number", "numbers") else p.shape(t)) for t in p.role("input"))
+    inputs = tuple((t, _integers(p, t), ()) if t.index in ("number", "numbers") else (t, p.shape(t), t.tile.shape(p.memory))
+                   for t in p.role("input"))
     gives_sums = any(t.index == "slot" and t.wide and len(t.dims) > 1 for t in p.role("output"))
     return problem, _drawn(problem.tokens, problem.slots(C), (10 if gives_sums else 500) if parts else 1, width, inputs)
 
 
 @cache
 def _drawn(tokens, slots, strong, width, inputs):
-    """The inputs, tensors with the shapes of their tiles; of integers, what they say. The interpreter copies them. strong: a
-    factor of the log decays of one head. Where sums of them are a result, it is so small that no pass may clamp these.
+    """The inputs, tensors with the shapes of their tiles, and these without padding, which is zero in tiles of chunks unless they
+    stay in float32; of integers, what they say. The interpreter copies them. strong: a factor of the log decays of one head.
+    Where sums of them are a result, it is so small that no pass may clamp these.
 
     Where a program reads stored running sums of log decays, these are drawn apart from the log decays. No bound but 0 is true of
     them."""
-    apart = any(t.index == "slot" and t.wide and len(t.dims) > 1 for t, _ in inputs)
+    apart = any(t.index == "slot" and t.wide and len(t.dims) > 1 for t, *_ in inputs)
     gen, x, pool = torch.Generator().manual_seed(0), {}, 2 * width + 3
     draws = {"count": lambda: torch.tensor([2, 1]), "slot": lambda: torch.randperm(pool, generator=gen)[:2],
              "slots": lambda: torch.randperm(pool, generator=gen)[:2 * width].view(2, width),
              "parents": lambda: torch.tensor([[(7 * c + n) % (c + 1) - 1 for c in range(width)] for n in range(2)])}
-    for t, shape in inputs:
+    for t, shape, kept in inputs:
         if t.index in ("number", "numbers"):
             x[t.name] = draws[shape]()
             continue
@@ -96,7 +98,11 @@ def _drawn(tokens, slots, strong, width, inputs):
             x[t.name][0 if t.index == "head" else (slice(None), 0)] *= strong
         if apart and t.name in SLOWEST:
             x[t.name] = torch.full_like(x[t.name], SLOWEST[t.name])
-        if t.name == "dt":
+        if t.index == "slot" and not t.wide:
+            inside = torch.zeros_like(x[t.name])
+            inside[(..., *(slice(n) for n in kept))] = 1
+            x[t.name] *= inside
+        if t.name == "dt" or t.name.startswith("F"):  # what bounds how much tokens forget, where it is stored
             x[t.name] = x[t.name].abs()
     return x
 

@@ -145,13 +145,13 @@ class Check:
         """(error, accepted error) by output. change: by how much rounding of inputs changes each. rows: lengths of the call's
         sequences, of the problem's, and the numbers of those that are served."""
         (lengths, once, served), found = rows, dict[str, tuple[float, float]]()
-        for (name, *_), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
+        for (name, _, dtype), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
             tokens = got if self.tables.layout == "bthd" else got.transpose(1, 2)
             each = torch.split(tokens.flatten(0, 1)[:sum(lengths)].cpu(), list(lengths))
             both = list(zip(*(torch.split(y, list(once)) for y in (of_all, by_all)), strict=True))
             error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
             errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
-            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
+            found[name] = worst(errors), max(accepted, self.problem.ROUNDING[dtype], min(self.MOST, self.OF_ROUNDING * error))
         return found
 
     def of_states(self, results: Sequence[torch.Tensor | None], arguments: Mapping[str, Any], want: Expected,

@@ -183,11 +183,14 @@ class CheckProblem:
     def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float) -> None:
         """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
         their last row there, and tiles of rows are running sums of log decays. Those of the same decays get generators in the
-        same state: of independent sums exp of a difference could grow. factor: of other tiles."""
+        same state: of independent sums exp of a difference could grow. What bounds how much tokens forget is not below 0: they
+        forget nothing, so that each part starts from what the parts before it give. factor: of other tiles."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
             tile.copy_(torch.randn(tile.shape, generator=gen, dtype=tile.dtype, device="cpu") / 2)
+            if name == self.tables.forgets:
+                tile.abs_()
             if name not in self.tables.held:
                 tile.mul_(factor)
                 continue

@@ -48,7 +48,8 @@ class Tables:
 
     part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
     to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
-    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time.
+    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time. forgets: the one
+    of chunk_inputs of which it is found.
 
     decays: inputs that are logs of decays. state: "kv" or "vk",
     the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
@@ -105,6 +106,7 @@ class Tables:
     summaries: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
     warm_ups: bool = False
+    forgets: str = ""
     decays: tuple[str, ...] = ()
     tf32: bool = False
     check_chunks: int = 3

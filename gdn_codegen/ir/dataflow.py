@@ -1,7 +1,7 @@
 """The ops of a traced program by the names of their values, and what depends on what."""
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from .core import Op, Program
 
@@ -41,3 +41,21 @@ def terms_of_sums(ops: Sequence[Op]) -> set[str]:
         elif o.out in out and o.kind in ("add", "sub", "neg", "valid"):
             out |= set(o.args)
     return out
+
+
+def unit_rows(o: Op, defs: Mapping[str, Op]) -> tuple[str, str] | None:
+    """(r, x) where `o` computes r[:, None] * x with r = rsqrt(row_sum(x * x) + c) and a constant c: rows divided by their norms.
+    None for other ops. defs: the ops of values."""
+    def made(value: str, kind: str) -> tuple[str, ...]:
+        """The operands of the op that makes a value, () if it is of another kind."""
+        found = defs.get(value)
+        return found.args if found is not None and found.kind == kind else ()
+
+    for scale, x in (o.args, o.args[::-1]) if o.kind == "mul" else ():
+        for r in made(scale, "col"):
+            for total in made(r, "rsqrt"):
+                terms = made(total, "add") or (total,)
+                squares = [a for a in terms if made(next(iter(made(a, "row_sum")), ""), "mul") == (x, x)]
+                if len(squares) == 1 and all(a in squares or (a in defs and defs[a].kind == "const") for a in terms):
+                    return r, x
+    return None

@@ -11,7 +11,7 @@ from .dataflow import ops_of
 from .ops import OPS
 
 #: Ops whose result has the sign of the first operand.
-KEEP = ("cumsum", "col", "row", "lower", "strictly_lower", "valid", "div", "expand", "boundary")
+KEEP = ("cumsum", "row_max", "col", "row", "lower", "strictly_lower", "valid", "div", "expand", "boundary")
 
 
 def log_decays(p: Program) -> set[str]:
@@ -42,6 +42,21 @@ def by_channel(p: Program) -> bool:
     """Whether an input of tokens is a log decay for each channel."""
     decays = log_decays(p)
     return any(t.name in decays and t.index == "token" and len(t.dims) > 1 for t in p.role("input"))
+
+
+def channels_apart(p: Program) -> bool:
+    """Whether a row of the next state depends on the same row of the state only."""
+    waits = {c.name for c in p.walk.carried}
+    needed = {c.next for c in p.walk.carried}
+    ops = list(ops_of(p).values())
+    for o in reversed(ops):
+        needed |= set(o.args) if o.out in needed else set()
+    for o in ops:
+        if waits & set(o.args) and o.out in needed:
+            if not OPS[o.kind].elementwise:
+                return False
+            waits.add(o.out)
+    return True
 
 
 def exponents(p: Program) -> dict[str, int]:

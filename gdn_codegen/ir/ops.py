@@ -748,7 +748,7 @@ op("row_sum", "sum over the columns of each row, or over the entries of a vector
    zero=zeros.rows, text=texts.after(".sum(-1)"), sums=lambda attrs: () if attrs.get("diagonal") else ((0, -1),),
    vjp=vjps.row_sum)
 op("row_max", "the largest entry of each row, or of a vector. `within`: a dim; entries past the dim's size in memory do not "
-   "count. Targets may leave out NaN", _row_max, attrs=("within",), zero=zeros.rows)
+   "count. Targets may leave out NaN", _row_max, attrs=("within",), zero=zeros.rows, text=texts.after(".amax(-1)"))
 op("column_sum", "sum over the rows of each column. `parts`: a tile with such a row for each of so many equal runs of rows",
    _column_sum, lambda attrs, x: x.unflatten(0, (attrs["parts"], -1)).sum(1) if attrs.get("parts") else x.sum(0),
    attrs=("parts",), zero=zeros.column_sums, text=texts.after(".sum(-2)"), sums=lambda attrs: ((0, 0),), vjp=vjps.column_sum)

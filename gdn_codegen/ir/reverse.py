@@ -61,6 +61,11 @@ class Reverse:
         """The page's op that computes a value, None for a state."""
         return self.ops.get(value)
 
+    def loaded(self, value: str) -> str:
+        """The value as it was loaded behind its boundary, if it was: a boundary changes no value. In memory it may be rounded."""
+        behind = [o.out for o in self.ops.values() if o.kind == "boundary" and o.args == (value,)]
+        return next((n for n in behind if n in self.defs and self.defs[n].kind == "load"), value)
+
     def active(self, value: str) -> bool:
         """Whether a value depends on an input or a state."""
         return value in self.actives

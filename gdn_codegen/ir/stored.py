@@ -5,18 +5,21 @@ products, running sums, converted inputs. A gradient that reads them computes fe
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
-from .body import free
+from .body import Body, free
 from .core import Op, Program
-from .dataflow import after, exponents, ops_of
+from .dataflow import after, exponents, ops_of, unit_rows
+from .decays import channels_apart
 from .padding import zero_beyond
 
 #: What a gradient reads beside states: nothing, the solutions of each chunk, these and the inverses that only these read, or
-#: these and what else `operands` finds.
-Solved = Literal["", "solutions", "inverses", "operands"]
+#: these and what else `operands` finds. "bounds": also what bounds how much each token forgets (`by_token`).
+Solved = Literal["", "solutions", "inverses", "operands", "bounds"]
 #: How names of derived pages begin whose gradients read that.
-PREFIXES: dict[Solved, str] = {"operands": "stored_", "inverses": "inverse_", "solutions": "solved_", "": ""}
+PREFIXES: dict[Solved, str] = {"bounds": "bounded_", "operands": "stored_", "inverses": "inverse_", "solutions": "solved_",
+                               "": ""}
 
 
 def solutions(p: Program) -> list[str]:
@@ -38,8 +41,8 @@ def inverses(p: Program) -> list[str]:
 
 def operands(p: Program) -> list[str]:
     """The values of a chunk that depend on tokens and on no state, and that take time to compute or that products read: computed
-    operands of products, decayed products, running sums, converted inputs, and vectors by which a state, or what depends on one,
-    is scaled.
+    operands of products, decayed products, running sums, converted inputs, one divided by the norm of each of their rows, and
+    vectors by which a state, or what depends on one, is scaled.
 
     Leaves out tiles that are not zero past the caller's K or V, because readers assume zeros there. What stays in float32
     (`wide`) may be anything there.
@@ -50,6 +53,7 @@ def operands(p: Program) -> list[str]:
     for o in ops.values():
         if o.kind in ("decayed_product", "cumsum") or (o.kind == "boundary" and not o.attr("wide")):
             found.add(o.out)
+            found |= set((unit_rows(ops[o.args[0]], ops) or ())[:1]) if o.kind == "boundary" else set()
         if o.kind == "matmul":
             found |= set(o.args)
         if o.out in of_state:
@@ -59,12 +63,28 @@ def operands(p: Program) -> list[str]:
         n in kept or all(d == "C" or i in zero[n] for i, d in enumerate(o.type.dims if o.type else ())))]
 
 
+def by_token(p: Program) -> Program:
+    """`p`, in which one number of each token bounds what the token leaves of the state: that of the slowest channel, where a page
+    has one for each channel and these do not keep apart (`passes/cut/decay_bound.py`). Otherwise `p` itself."""
+    bound = ops_of(p)[p.forgets].type if p.forgets else None
+    if bound is None or bound.rank == 1 or channels_apart(p):
+        return p
+    b, dim = Body({t.name: t for t in p.tensors}, {c.name: c.type for c in p.walk.carried}), bound.dims[-1]
+    for o in p.walk.body:
+        assert isinstance(o, Op)
+        b.copy(o)
+    rows = b.op("valid", b.op("row_max", p.forgets, within=dim), name=b.fresh(f"{p.forgets}_of_tokens"))
+    return replace(p, forgets=rows).with_walk(replace(p.walk, body=b.finish()))
+
+
 def stored(p: Program, solved: Solved) -> dict[str, str]:
     """What a gradient reads beside states: values of `p`, and what is stored of each. That is the value, or what lies below the
-    diagonal, by a name that the page does not have."""
-    strict = inverses(p) if solved in ("inverses", "operands") else []
-    found = [*(solutions(p) if solved else ()), *(operands(p) if solved == "operands" else ())]
+    diagonal, by a name that the page does not have. p: for "bounds" what `by_token` gives of a page that it changes."""
+    all_operands = solved in ("operands", "bounds")
+    strict = inverses(p) if solved == "inverses" or all_operands else []
+    found = [*(solutions(p) if solved else ()), *(operands(p) if all_operands else ())]
     ops = ops_of(p)
+    found += [p.forgets] if solved == "bounds" and p.forgets not in ("", *found) else []
     strict += [n for n in found if ops[n].kind == "decayed_product" and _below(ops, n)]
     return {n: n for n in found if n not in strict} | {n: free(f"{n}_below", set(ops)) for n in strict}
 
@@ -77,7 +97,8 @@ def wide(p: Program) -> set[str]:
 
 
 def held(p: Program) -> set[str]:
-    """Those of `wide` that are not zero past a sequence's end. They have their last row there, as running sums of zeros do."""
+    """Those of `wide` that are not zero past a sequence's end. They have their last row there, as running sums of zeros do, or
+    what no reader uses, as one divided by the norms of rows."""
     zero = zero_beyond(p)
     return {n for n in wide(p) if 0 not in zero[n]}
 

@@ -3,13 +3,16 @@
 A rule is a function (r, op, ct) -> None. ct is the cotangent of the op's value: the derivative of a scalar loss by it. r is
 the body of the gradient (`ir.reverse.Reverse`): its method `give` adds a part to the cotangent of an operand.
 
-Two rules look at the op that made their operand, because the composition is cheaper than its steps:
+Three rules look at the op that made their operand, because the composition is cheaper than its steps:
 - last(cumsum(x)) is the sum of x over the tokens.
+- x rsqrt(sum(x^2) + eps) is a row divided by its norm, whose derivative reads the result instead of x.
 - (I + A)^-1 @ R is a triangular solve, whose derivative needs no product of three tiles.
 """
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from .dataflow import unit_rows
 
 if TYPE_CHECKING:
     from .core import Op
@@ -35,7 +38,10 @@ def sub(r: Reverse, o: Op, ct: str) -> None:
 
 
 def mul(r: Reverse, o: Op, ct: str) -> None:
-    """d(a b) = da b + a db."""
+    """d(a b) = da b + a db. Rows divided by their norms as `row_norm`."""
+    if found := unit_rows(o, r.ops):
+        _unit_rows(r, *found, o.out, ct)
+        return
     for a, b in zip(o.args, o.args[::-1], strict=True):
         if r.active(a):
             r.give(a, r.times(ct, b))
@@ -218,8 +224,15 @@ def row_norm(r: Reverse, o: Op, ct: str) -> None:
     """With s = 1 / sqrt(sum(x^2) + eps), y = s x: dx = s (dy - y sum(y dy))."""
     x = o.args[0]
     total = r.op("add", r.op("row_sum", r.op("mul", x, x)), float(o.attr("eps", 1e-6)))
-    along = r.times(r.op("col", r.op("row_sum", r.op("mul", o.out, ct))), o.out)
-    r.give(x, r.times(r.op("col", r.op("rsqrt", total)), r.op("sub", ct, along)))
+    _unit_rows(r, r.op("rsqrt", total), x, o.out, ct)
+
+
+def _unit_rows(r: Reverse, scale: str, x: str, y: str, ct: str) -> None:
+    """The cotangent of x, of which y is the rows times `scale`, one divided by their norms. The sum meets y, not x: kernels that
+    need y anyway do not load x."""
+    y = r.loaded(y)
+    along = r.times(r.op("col", r.op("row_sum", r.op("mul", y, ct))), y)
+    r.give(x, r.times(r.op("col", scale), r.op("sub", ct, along)))
 
 
 def valid(r: Reverse, o: Op, ct: str) -> None:

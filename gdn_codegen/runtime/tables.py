@@ -102,10 +102,14 @@ def _parts(b: Build, p: Program, most: int, warm_ups: bool) -> dict[str, Any]:
     def those(kernels: Iterable[Kernel]) -> tuple[str, ...]:
         return tuple(k.name for k in kernels)
     assert b.device.part_cost is not None
+    page = b.page.trace()
+    bound = ops_of(page).get(page.forgets)
+    stored = bound.attr("tensor", "") if bound is not None else ""
+    stored = stored if stored and page.tensor(stored).index == "slot" else ""
     totals = any(o.attr("tensor") for k in p.kernels for o in k.ops if o.kind == "warm_up_length")
     return {"part_cost": of_chunks(b.device.part_cost, b.chunk), "part_chunks": b.plan.part_chunks, "most": most,
             "summaries": those(k for k in p.kernels if any(o.kind == "return_unless_negative" for o in k.ops)),
-            "bounds": those(k for k in p.kernels if k.slices > 1), "warm_ups": warm_ups and totals}
+            "bounds": those(k for k in p.kernels if k.slices > 1), "warm_ups": warm_ups and totals, "forgets": stored}
 
 
 def literal(t: Tables) -> str:

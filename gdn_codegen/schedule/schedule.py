@@ -12,7 +12,8 @@ FORMS = ("direct", "wy", "gate-free", "split", "unit")
 #: Roles of a page's values. Groups name them with an @. `passes/cut/roles.py` defines them.
 ROLES = ("output", "state", "gate", "gate_sum", "system", "inverse", "weight", "offset", "solution", "state_solution",
          "right_side", "operand", "keyed", "update", "pair", "summand", "factor", "score", "late_score", "keyless", "early",
-         "early_keyless", "sum", "tile", "converted", "normed", "elementwise", "core", "stateless", "stateless_keyed")
+         "early_keyless", "sum", "tile", "converted", "normed", "elementwise", "keyless_elementwise", "core", "stateless",
+         "stateless_keyed")
 INVERSES = ("substitution", "doubling")
 STATE_LAYOUTS = ("kv", "vk")
 LAUNCHES = ("kernels", "single")
@@ -231,7 +232,8 @@ SCHEDULES = {s.name: s for s in (
     Schedule("channel_gradient", (("@converted",),
                                   ("@gate_sum", "@inverse", "@summand", "@factor", "@early_keyless", "@operand"),
                                   ("@weight", "@offset", "@score"), ("@state", "@solution"), ("@early",),
-                                  ("@late_score", "@keyless"), ("@elementwise", "@core"), ("@output+",)),
+                                  ("@late_score", "@keyless", "@keyless_elementwise"), ("@elementwise", "@core"),
+                                  ("@output+",)),
              state_layout="vk", k_block=64, narrow_workspaces=True),
 )}
 

@@ -168,6 +168,9 @@ _STATES = (("fused_walk", IN_PARTS), *STATE_WALKS)
 _OF_CHANNELS = (*_STATES, ("operand_walk", {"v_block": 64, **IN_PARTS}))
 #: What the walk back with all outputs may read beside states, the most first.
 OF_ONE_WALK: tuple[Solved, ...] = ("inverses", "solutions", "")
+#: What kernels over chunks read beside states, in parts and not: operands of products, and bounds of tokens where a page has
+#: such (`by_token`).
+OF_OPERANDS: tuple[tuple[Solved, dict[str, Any]], ...] = (("bounds", IN_PARTS), ("operands", IN_PARTS), ("operands", {}))
 #: The last one of any GPU has chunks of 16: with 32, a kernel of RWKV-7 with K = V = 256 lacks 512 bytes.
 GRADIENTS = {
     "cpu": (ONE, THREE),
@@ -179,7 +182,7 @@ GRADIENTS = {
         *(GradientPlan((name, {"v_block": 64, "stages": n, **x}), _STATES, True, ARCH)
           for name in ("gradient", "operand_gradient") for n in (3, 2, 1) for x in (IN_PARTS, {})),
         *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, "kernels": OF_SOLUTIONS, **x}), STORING_WALKS, True, ARCH,
-                       solved="operands") for n in (3, 2, 1) for x in (IN_PARTS, {})),
+                       solved=stored) for n in (3, 2, 1) for stored, x in OF_OPERANDS),
         *(GradientPlan((BY_CHANNELS, {"v_block": 64, "stages": n, **x}), _OF_CHANNELS, True, ARCH)
           for n in (3, 2, 1) for x in (IN_PARTS, {})))}
 

@@ -428,7 +428,8 @@ class Tables:
 
     part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
     to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
-    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time.
+    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time. forgets: the one
+    of chunk_inputs of which it is found.
 
     decays: inputs that are logs of decays. state: "kv" or "vk",
     the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
@@ -485,6 +486,7 @@ class Tables:
     summaries: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
     warm_ups: bool = False
+    forgets: str = ""
     decays: tuple[str, ...] = ()
     tf32: bool = False
     check_chunks: int = 3
@@ -1862,11 +1864,14 @@ class CheckProblem:
     def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float) -> None:
         """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
         their last row there, and tiles of rows are running sums of log decays. Those of the same decays get generators in the
-        same state: of independent sums exp of a difference could grow. factor: of other tiles."""
+        same state: of independent sums exp of a difference could grow. What bounds how much tokens forget is not below 0: they
+        forget nothing, so that each part starts from what the parts before it give. factor: of other tiles."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
             tile.copy_(torch.randn(tile.shape, generator=gen, dtype=tile.dtype, device="cpu") / 2)
+            if name == self.tables.forgets:
+                tile.abs_()
             if name not in self.tables.held:
                 tile.mul_(factor)
                 continue
@@ -2255,13 +2260,13 @@ class Check:
         """(error, accepted error) by output. change: by how much rounding of inputs changes each. rows: lengths of the call's
         sequences, of the problem's, and the numbers of those that are served."""
         (lengths, once, served), found = rows, dict[str, tuple[float, float]]()
-        for (name, *_), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
+        for (name, _, dtype), got, of_all, by_all in zip(self.tables.outputs, results, want.outs, change, strict=True):
             tokens = got if self.tables.layout == "bthd" else got.transpose(1, 2)
             each = torch.split(tokens.flatten(0, 1)[:sum(lengths)].cpu(), list(lengths))
             both = list(zip(*(torch.split(y, list(once)) for y in (of_all, by_all)), strict=True))
             error = worst([off(y + by, y, self.OF_ROUNDING * by) for y, by in both if len(y)])
             errors = [off(each[n], y, self.OF_ROUNDING * by) for n in served for y, by in [both[n % len(once)]] if len(y)]
-            found[name] = worst(errors), max(accepted, min(self.MOST, self.OF_ROUNDING * error))
+            found[name] = worst(errors), max(accepted, self.problem.ROUNDING[dtype], min(self.MOST, self.OF_ROUNDING * error))
         return found
 
     def of_states(self, results: Sequence[torch.Tensor | None], arguments: Mapping[str, Any], want: Expected,

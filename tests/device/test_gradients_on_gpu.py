@@ -122,7 +122,7 @@ def as_layers_call(p):
         p.x["g"] = p.x["g"].bfloat16()  # as a projection gives it
         forms, said = {**forms, "g": gradients.raw_gate}, {**said, "gate": "raw"}
     if "beta" in p.x:
-        p.x["beta"] = torch.randn(p.x["beta"].shape, generator=gen).to(p.device)
+        p.x["beta"] = torch.randn(p.x["beta"].shape, generator=gen).to(p.device).bfloat16()
         forms, said = {**forms, "beta": lambda x: x["beta"].sigmoid()}, {**said, "beta_form": "sigmoid"}
     return forms, numbers, said
 

@@ -153,7 +153,7 @@ def test_where_products_mix_channels_each_tokens_slowest_counts(page, monkeypatc
     c, x = swapping(page)
     i, errors = ran(page, lowered(page), c, x, 1)
     assert warm_ups(i, 8) == [[-1] * 7] * 2 and max(errors) < 1e-8
-    monkeypatch.setattr(decay_bound, "_apart", lambda p: True)
+    monkeypatch.setattr(decay_bound, "channels_apart", lambda p: True)
     i, errors = ran(page, lowered(page), c, x, 1)
     assert warm_ups(i, 8) == [[1] * 7] * 2 and min(errors) > 0.1
 

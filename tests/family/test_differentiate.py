@@ -19,7 +19,7 @@ from gdn_codegen.ir.ops import OPS, TypeRuleError
 from gdn_codegen.ir.page import Algorithm
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.printer import program_text
-from gdn_codegen.ir.stored import Solved, solutions, stored
+from gdn_codegen.ir.stored import Solved, by_token, solutions, stored
 from gdn_codegen.ir.verify import verify
 
 SIZES = {"C": 8, "K": 4, "V": 6}
@@ -27,12 +27,12 @@ SIZES = {"C": 8, "K": 4, "V": 6}
 
 @pytest.mark.parametrize("case", [Case((13, 0, 21, 1), 1, 2, repeat=True), Case((8, 5), 2, 2, gates="slow", strength=2.0)],
                          ids=["mixed", "slow"])
-@pytest.mark.parametrize("solved", ["", "solutions", "inverses", "operands"])
+@pytest.mark.parametrize("solved", ["", "solutions", "inverses", "operands", "bounds"])
 @pytest.mark.parametrize("name", names())
 def test_gradients_of_pages(name: str, solved: Solved, case: Case) -> None:
     """The gradient by every input and by the initial state, with those of outputs and final states given. It reads states before
     chunks, and also what solves the system of each chunk, the inverse, and what else is computed of a chunk's inputs."""
-    p = find(name).trace()
+    p = by_token(find(name).trace()) if solved == "bounds" else find(name).trace()
     if solved in ("solutions", "inverses") and not solutions(p):
         return
     read = stored(p, solved)
@@ -41,8 +41,9 @@ def test_gradients_of_pages(name: str, solved: Solved, case: Case) -> None:
     slots, every = ({t.name for t in x.role(role) if t.index == "slot"} for x, role in ((backward, "input"), (forward, "output")))
     states_before = {chunk_states(c.name) for c in p.walk.carried}
     assert slots == every and slots - states_before <= {chunk_states(n) for n in read.values()}
-    assert slots - states_before == {chunk_states(n) for n in read.values()} or solved == "operands" and slots > states_before
-    costly = {"operands": {"decayed_product", "unit_lower_inverse"}}
+    operands = solved in ("operands", "bounds")
+    assert slots - states_before == {chunk_states(n) for n in read.values()} or operands and slots > states_before
+    costly = {solved: {"decayed_product", "unit_lower_inverse"}} if operands else {}
     costly["inverses"] = {"unit_lower_inverse"} if name != "gated_delta_product" else set()  # something else reads its first
     assert not costly.get(solved, set()) & {o.kind for o in backward.walk.body if isinstance(o, Op)}
     assert parse_program(program_text(backward)) == backward
@@ -92,7 +93,28 @@ def of_a_number(x, w, a, S):  # type: ignore[no-untyped-def]
     return o, S
 
 
-@pytest.mark.parametrize("page", [odd, of_heads, of_a_number])
+@algorithm(x="C K", y="C V", S=carried("K V"))
+def of_norms(x, y, S):  # type: ignore[no-untyped-def]
+    """Rows divided by their norms, which scale more than these rows."""
+    r, s = apply("rsqrt", row_sum(x * x) + 0.5), apply("rsqrt", row_sum(y * y))
+    n, m = r[:, None] * x, y * s[:, None]
+    o = n @ S + (r * s)[:, None] * y
+    S = exp(-abs(S)) * S + n.T @ (m * r[:, None])
+    return o, S
+
+
+def test_the_derivative_of_a_norm_reads_what_is_stored() -> None:
+    """Where the program of the states stores rows divided by their norms, and one divided by the norms, the gradient loads no
+    row of the input. Nothing else of the input is left to load."""
+    forms = (("k", "l2norm"), ("q", "l2norm"))
+    stored_states, gradient = (find(f"kimi_delta_attention.stored_{kind}", forms).trace() for kind in ("states", "gradient"))
+    read = {t.name for t in gradient.role("input")}
+    assert {"rq_chunks", "rk_chunks", "q_chunks", "k_chunks"} <= read and not {"q", "k"} & read
+    assert {"rq_chunks", "rk_chunks"} <= {t.name for t in stored_states.role("output")}
+    assert {"q", "k"} <= {t.name for t in find("kimi_delta_attention.gradient", forms).trace().role("input")}
+
+
+@pytest.mark.parametrize("page", [odd, of_heads, of_a_number, of_norms])
 def test_a_page_of_ones_own(page: Algorithm) -> None:
     """Central differences of the page itself, for ops and forms that no page of the package has."""
     p = page.trace()

@@ -220,6 +220,18 @@ def test_rows_measured_with_gates_in_float32_serve_gates_in_16_bits(monkeypatch:
     assert all(dict(x.contract.dtypes)["g"] == "bfloat16" for x in found.all)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_16_bits_are_read_and_given_as_they_are() -> None:
+    """So no cast runs beside the kernels. On cores the host casts: a vector of a short chunk is less than a copy there."""
+    contract = Contract(inputs=(("beta", "sigmoid"),), dtypes=(("beta", "bfloat16"),))
+    for target, device in ((t, "npu" if t == "pto" else "cuda") for t in OWN):
+        b = asked_of(Build(target, algorithm="kimi_delta_attention", dtype="bfloat16", contract=contract), True)
+        x = next(x for x in candidates(b, device, "", 16) if not any(map(choose.unfit, x.all)))
+        p = lowered(x.gradient)
+        wanted = "float32" if target == "pto" else "bfloat16"
+        assert (p.tensor("beta").dtype, p.tensor("d_beta").dtype) == (wanted, wanted), target
+
+
 @pytest.mark.parametrize("page", names())
 def test_each_page_has_candidates_for_each_device(page: str) -> None:
     """Several Householder steps a token give several solutions, whose names may come in any order."""

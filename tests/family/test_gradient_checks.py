@@ -96,6 +96,7 @@ def two_states(r, s, x, y, w, P, Q):  # type: ignore[no-untyped-def]
 @pytest.mark.slow
 @pytest.mark.parametrize("name, accept", [
     ("kimi_delta_attention", ""), ("gla", ""), (f"{__file__}:two_states", ""), ("kimi_delta_attention", "g=floored"),
+    ("kimi_delta_attention", "beta=sigmoid/bfloat16,g=safe,k=l2norm,q=l2norm"),
     *(pytest.param(n, "", marks=pytest.mark.long) for n in ("gated_delta_rule_2", "rwkv7")),
     pytest.param("gla", "g=safe", marks=pytest.mark.long)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -53,15 +53,16 @@ def stored(k):
 @pytest.mark.parametrize("schedule", ["gradient", "fused_gradient", "channel_gradient"])
 def test_forms_have_kernels_of_their_own(schedule, of, forms):
     """The first kernel stores what the page reads, the last ones have the derivatives of forms, and none between them has ops of
-    forms. It is so by the graph, whatever the inputs are called. Several last ones read nothing in common. With a gate for each
-    channel the elementwise derivative of raw gates is where the cotangent of the gate is computed."""
+    forms. It is so by the graph, whatever the inputs are called. Several last ones read nothing in common. In `channel_gradient`
+    elementwise derivatives are where the cotangent is computed, those of raw gates and of a sigmoid."""
     kernels = cut_kernels(of, forms, named(schedule))
     between = [k for k in kernels[1:] if any(o.kind == "matmul" for o in k.ops)]
     last = kernels[kernels.index(between[-1]) + 1:]
-    joined = [k for k in between if "d_g" in stored(k)]
-    assert bool(joined) == (schedule == "channel_gradient" and of.name == "kimi_delta_attention")
-    assert not joined or {"d_A_log", "d_dt_bias"} <= stored(joined[0])
-    forms = tuple((n, form) for n, form in forms if n != "g" or not joined)
+    elementwise = {f"d_{n}" for n, form in forms if form != "l2norm"}
+    elementwise |= {"d_A_log", "d_dt_bias"} if ("g", "raw") in forms else set()
+    joined = [k for k in between if elementwise & stored(k)]
+    assert elementwise & set().union(*map(stored, between)) == (elementwise if schedule == "channel_gradient" else set())
+    forms = tuple((n, form) for n, form in forms if form == "l2norm" or not joined)
     assert between and not any(kinds(k) & (OF_FORMS | {"log"}) for k in between if k not in joined)
     read = {f"{n}_ws" for n, _ in forms} & {o.attr("tensor") for k in kernels[1:] for o in k.ops if o.kind == "load"}
     assert {f"{n}_ws" for n, form in forms if form == "l2norm"} <= read <= stored(kernels[0])
@@ -111,8 +112,7 @@ def test_gradients_by_log_decays_of_channels_stay_in_float32_between_kernels():
     p = lowered(b)
     behind = {o.attr("tensor") for k in p.kernels[-3:] for o in k.ops if o.kind == "load"}
     of = {t.name: (t.dims, t.dtype) for t in p.tensors if t.index == "slot" and t.role == "workspace" and t.name in behind}
-    assert sorted(of.values()) == [(("C",), "float32"), (("C", "K"), "bfloat16"), (("C", "K"), "bfloat16"),
-                                   (("C", "K"), "float32")]
+    assert sorted(of.values()) == [(("C", "K"), "bfloat16"), (("C", "K"), "bfloat16"), (("C", "K"), "float32")]
 
 
 @pytest.mark.parametrize("algorithm", ["gated_delta_rule.states", "gated_delta_rule.saving"])
@@ -172,10 +172,11 @@ def test_warps_of_kernels_without_products():
 def test_gates_of_channels_in_16_bits_are_read_and_written_so():
     contract = Contract.parse("g=raw/bfloat16,beta=bfloat16")
     b = asked_of(Build("triton", algorithm="kimi_delta_attention", dtype="float16", contract=contract), False)
-    assert b.contract.dtypes == (("d_g", "bfloat16"), ("g", "bfloat16"))
+    assert b.contract.dtypes == tuple((n, "bfloat16") for n in ("beta", "d_beta", "d_g", "g"))
     before, back = ({t.name: t.dtype for t in lowered(replace(x, schedule=s)).tensors} for x, s in zip(
         undecided(replace(b, chunk=16, head_dim_k=16, head_dim_v=16), True).all, ("fused", "channel_gradient"), strict=True))
     assert before["g"] == back["g"] == back["d_g"] == "bfloat16" and back["d_A_log"] == "float32"
+    assert before["beta"] == back["beta"] == back["d_beta"] == "bfloat16"
 
 
 @pytest.mark.parametrize("algorithm, target", [

@@ -146,7 +146,8 @@ def test_roles_of_gated_delta_rule(form, own):
     assert roles(p) == {"output": ("o",), "state": ("S",), "gate": ("g", "beta"), "gate_sum": ("G",), "system": ("A",),
                         "summand": own["offset"], "early": own["offset"], "early_keyless": own["offset"],
                         "factor": (), "score": (), "late_score": (), "keyless": ("o",), "sum": (), "tile": ("o",), "core": ("o",),
-                        "converted": (), "normed": (), "elementwise": (), "stateless": (), "stateless_keyed": (),
+                        "converted": (), "normed": (), "elementwise": (), "keyless_elementwise": (), "stateless": (),
+                        "stateless_keyed": (),
                         "pair": (own["operand"][-2],), "keyed": own["weight"], "state_solution": own["solution"],
                         "update": (), **own}
 
@@ -225,4 +226,7 @@ def test_an_elementwise_output_has_one_cotangent():
             Op("mul", "w", ("e", "s_col"), (), tile)]
     types = {o.out: o.type for o in ops}
     assert elementwise(ops, ["c", "d", "e"], ["y", "z", "w"], types) == {"y"}
+    ops += [*(Op("load", n, (), (), vector) for n in "fa"), Op("mul", "u", ("f", "a"), (), vector)]
+    types |= {"f": vector, "u": vector, "a": vector}
+    assert elementwise(ops, ["c", "d", "e", "f"], ["y", "z", "w", "u"], types, rank=1) == {"u"}
     assert sums_rows("z", {o.out: o for o in ops}) and not sums_rows("y", {o.out: o for o in ops})

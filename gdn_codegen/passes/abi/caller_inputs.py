@@ -41,7 +41,7 @@ def caller_inputs(p: Program, c: Contract, narrow: bool = True, scaled: bool = T
     of_heads = {n: fill for _, form in c.inputs for n, fill in INPUT_FORMS[form].heads.items()}
     numbers = {t.name: t for t in p.role("input") if t.index == "head" and not t.dims}
     dtypes = set(dict(c.dtypes)) - set(of_heads)
-    of_chunks = {t.name: t for t in p.tensors if t.index == "slot" or (t.role == "output" and t.wide)}
+    of_chunks = {t.name: t for t in p.tensors if t.index == "slot" or (t.role == "output" and (t.wide or t.dims == ("C",)))}
     for field, names, known in (("inputs", dict(c.inputs), tokens), ("dtypes", dtypes, tokens | numbers | of_chunks)):
         for n in sorted(names):
             if n not in known:

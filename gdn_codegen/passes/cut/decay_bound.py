@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from ...ir.body import Body
 from ...ir.core import Op, Program, Stmt
-from ...ir.ops import OPS
+from ...ir.decays import channels_apart
 from ...schedule.schedule import Schedule, ScheduleError
 from ..algebra.clamp_decay import FLOOR
 from ..common import walk_body, with_walk_body
@@ -40,41 +40,32 @@ def decay_bound(p: Program, s: Schedule) -> Program:
         b.copy(o)
     name, channels = f"{p.forgets}_chunk", b.types[p.forgets].dims[1:]
     within = channels[0] if channels and channels[0] in dict(p.extents) else None
-    if channels and _apart(p):
+    if channels and channels_apart(p):
         sums = b.op("cumsum", _inert(p.forgets, b), least=FLOOR)  # often a sum of the page; exp(FLOOR) rounds to 0
         total = b.op("row_max", b.op("last", sums), name=b.fresh(name), within=within)
     else:
         bound = b.op("row_max", p.forgets, within=within) if channels else p.forgets
         total = b.op("last", b.op("cumsum", _inert(bound, b)), name=b.fresh(name))
     body = b.finish()
-    return with_walk_body(replace(p, forgets=total), _first(body, total) if channels else body)
+    return with_walk_body(replace(p, forgets=total), _first(body, total))
 
 
 def _first(body: tuple[Stmt, ...], name: str) -> tuple[Stmt, ...]:
-    """`body` in which the ops that `name` depends on come before the others, after all loads, which run side by side."""
-    needed = {name}
+    """`body` in which the ops that `name` depends on come before the others, after all loads, which run side by side, if they
+    have maxima over channels."""
+    needed, kinds = {name}, set[str]()
     for o in reversed(body):
         assert isinstance(o, Op)
-        needed |= set(o.args) if o.out in needed else set()
+        if o.out in needed:
+            needed |= set(o.args)
+            kinds.add(o.kind)
+    if "row_max" not in kinds:
+        return body
     return tuple(sorted(body, key=lambda o: isinstance(o, Op) and o.kind != "load" and (1 + (o.out not in needed))))
 
 
 def _inert(x: str, b: Body) -> str:
     """`x` with zeros past the sequence's end, which add nothing to a sum."""
     made = next(o for o in b.finish() if isinstance(o, Op) and o.out == x)
-    return x if made.kind in ("load", "valid") else b.op("valid", x)
-
-
-def _apart(p: Program) -> bool:
-    """Whether a row of the next state depends on the same row of the state only."""
-    waits = {c.name for c in p.walk.carried}
-    needed = {c.next for c in p.walk.carried}
-    ops = [o for o in p.walk.body if isinstance(o, Op)]
-    for o in reversed(ops):
-        needed |= set(o.args) if o.out in needed else set()
-    for o in ops:
-        if waits & set(o.args) and o.out in needed:
-            if not OPS[o.kind].elementwise:
-                return False
-            waits.add(o.out)
-    return True
+    filled = made.kind == "load" and b.tensors[made.attr("tensor")].index == "token"
+    return x if filled or made.kind == "valid" else b.op("valid", x)

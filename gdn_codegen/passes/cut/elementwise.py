@@ -33,9 +33,19 @@ def sums_rows(n: str, defs: Mapping[str, Op]) -> bool:
     return False
 
 
-def elementwise(ops: list[Op], core: Iterable[str], outputs: Collection[str], type_of: Mapping[str, Tile]) -> set[str]:
+def converted(ops: list[Op], outputs: Collection[str]) -> tuple[str, ...]:
+    """Inputs after their forms, and the `outputs` of which these are computed."""
+    made = {o.out for o in ops if o.kind == "boundary" and not o.attr("back")}
+    before = set(made)
+    for o in reversed(ops):
+        before |= set(o.args) if o.out in before else set()
+    return tuple(o.out for o in ops if o.out in made or (o.out in before and o.out in outputs))
+
+
+def elementwise(ops: list[Op], core: Iterable[str], outputs: Collection[str], type_of: Mapping[str, Tile], rank: int = 2
+                ) -> set[str]:
     """The `outputs` that are elementwise functions of one cotangent of `core`, a tile, or elementwise functions of sums of its
-    columns, where all outputs that read this cotangent are, and read no other."""
+    columns, where all outputs that read this cotangent are, and read no other. rank: 1 for a cotangent that is a vector."""
     reached = {c: {c} | after(ops, {c}) for c in core if c not in outputs}
     found = set[str]()
     for c, values in reached.items():
@@ -48,6 +58,6 @@ def elementwise(ops: list[Op], core: Iterable[str], outputs: Collection[str], ty
                 same.add(o.out)
         others = set[str]().union(*(x for other, x in reached.items() if other != c))
         read = values & set(outputs)
-        if type_of[c].rank == 2 and read <= same - others:
+        if type_of[c].rank == rank and read <= same - others:
             found |= read
     return found

@@ -4,6 +4,8 @@ A group computes all ops on which its values depend, down to inputs and to value
 """
 from __future__ import annotations
 
+from itertools import takewhile
+
 from ...ir.core import Op, Program
 from ...ir.ops import OPS
 from ...schedule.schedule import Schedule, ScheduleError
@@ -103,6 +105,18 @@ class KernelGroups:
                 out.ops.add(n)
                 todo += self.defs[n].args
         return out
+
+    def with_forgets(self) -> tuple[tuple[str, ...], ...]:
+        """The groups, with `forgets` added to the one over chunks before all walks that computes most of what it depends on, the
+        first of several; in a group of its own before the others if there is none."""
+        groups, needed = self.s.kernels, {self.p.forgets}
+        for n in reversed(self.defs):
+            needed |= set(self.defs[n].args) if n in needed else set()
+        before = list(takewhile(lambda part: not part.walks, (self.slice(i) for i in range(len(groups)))))
+        if not before:
+            return (self.p.forgets,), *groups
+        at = max(range(len(before)), key=lambda i: (len(before[i].ops & needed), -i))
+        return *groups[:at], (*groups[at], self.p.forgets), *groups[at + 1:]
 
     def with_scales(self) -> tuple[tuple[str, ...], ...]:
         """The groups, with each vector of `scales` that is stored added to the group that writes it.

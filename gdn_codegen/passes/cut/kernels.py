@@ -3,7 +3,8 @@ need (`groups`). All targets run it.
 
 A kernel is parallel over chunks unless it needs the state of each chunk and no earlier group wrote that state. Then it walks
 the chunks in order. Values that later groups read are stored in workspaces, one tile for each chunk slot. So is
-`Program.forgets`. The first kernel stores it if that is parallel over chunks; otherwise an added kernel before it does.
+`Program.forgets`. Of the kernels over chunks before the first walk that one stores it which computes most of what it depends on;
+without such kernels an added one does.
 
 A vector of `Program.scales` is stored too, if several groups read it, or if only a walk does and a kernel over chunks comes
 before. Then a walk loads one number per token instead of summing rows. On cores that share no memory, an added first kernel
@@ -47,8 +48,7 @@ def cut(p: Program, s: Schedule, sizes: dict[str, int], v_block: int = 0, apart:
     g = KernelGroups(p, s)
     g.check(apart)
     if p.forgets:
-        joins = not g.slice(0).walks
-        s = replace(s, kernels=((*(s.kernels[0] if joins else ()), p.forgets), *s.kernels[joins:]))
+        s = replace(s, kernels=g.with_forgets())
         g = KernelGroups(p, s)
     if p.scales:
         s = replace(s, kernels=(p.scales, *s.kernels) if apart else g.with_scales())

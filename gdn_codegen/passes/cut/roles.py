@@ -19,9 +19,9 @@ A role is a property of the graph, so a schedule of roles serves any page. An ou
   tokens that depends on none and is a term of a sum that does. early_keyless: those of them without the dim K.
 - sum: a sum over rows or columns of a tile that depends on a state. gate_sum: a running sum that depends on none.
 - stateless, stateless_keyed: outputs that depend on no state, all and those with the dim K. tile: one of several numbers a token.
-- converted: an input after its form. normed: one that reads sums over its rows. core: what the page gives; of an input with a
-  form the cotangent of the converted value. elementwise: an output that is an elementwise function of a value of `core`, or of
-  its sums over the tokens of a chunk.
+- converted: an input after its form, and an output of which it is computed. normed: those that read sums over their rows.
+- core: what the page gives; of an input with a form the cotangent of the converted value. elementwise: an output that is an
+  elementwise function of a tile of `core`, or of its sums over the tokens of a chunk. keyless_elementwise: one of a vector.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ...ir.core import Op, Program, types, uses
 from ...ir.dataflow import after
 from ...ir.ops import OPS
 from ...schedule.schedule import ROLES
-from .elementwise import elementwise, sums_rows
+from .elementwise import converted, elementwise, sums_rows
 from .groups import keeps_state
 from .sums import factors, found_inverses, scores, sums
 
@@ -79,13 +79,14 @@ class _Roles:
             "update": factors(self.ops, self.waits & self.needed, {self.type[n].dims for n in self.states}) & self.operands(),
             "pair": {n for n in self.operands() - inverses if self.type[n].dims == ("C", "C")},
             "score": scores(self.ops) - self.waits, "late_score": scores(self.ops) & self.waits}
-        derived = elementwise(self.ops, self.core, self.outputs, self.type)
+        derived, of_vectors = (elementwise(self.ops, self.core, self.outputs, self.type, rank) for rank in (2, 1))
         own = {r: tuple(n for n in self.defs if n in names and n in self.wanted and n not in self.given | self.read)
                for r, names in found.items()}
         late = {"early": (early := self.early()), "early_keyless": tuple(n for n in early if "K" not in self.type[n].dims),
-                "converted": (made := tuple(o.out for o in self.ops if o.kind == "boundary" and not o.attr("back"))),
+                "converted": (made := converted(self.ops, self.outputs)),
                 "normed": tuple(n for n in made if sums_rows(n, self.defs)), "core": self.core,
                 "elementwise": tuple(n for n in self.defs if n in derived),
+                "keyless_elementwise": tuple(n for n in self.defs if n in of_vectors),
                 "stateless": (alone := tuple(n for n in self.outputs if n not in self.waits)), "keyless": self.keyless(),
                 "stateless_keyed": tuple(n for n in alone if "K" in self.type[n].dims), "state": self.states,
                 "output": self.outputs, "tile": tuple(n for n in self.core if self.type[n].rank == 2)}

@@ -12,11 +12,12 @@ import torch
 
 from ... import algorithms
 from ...derived_pages import beside, find
+from ...devices import Cores
 from ...host.tensors import _fail
 from ...ir.decays import by_channel, log_decays
 from ...ir.differentiate import derivative
 from ...ir.page import Algorithm
-from ...ir.stored import PREFIXES, Solved, inverses, solutions
+from ...ir.stored import PREFIXES, Solved, by_token, inverses, solutions
 from ...schedule import Schedule, varied
 from ...targets import OWN, names
 from ...targets import find as find_target
@@ -75,9 +76,13 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     from ...passes.abi.memory import tile_extent  # all passes: a third of a second that a mere import of the ops does not take
     from ...passes.cut.roles import roles
     page = algorithms.find(b.algorithm).trace()
+    if isinstance(find_target(b.target).lowering.device, Cores):  # a vector of 16-bit numbers may be shorter than a core's copies
+        numbers = {x for t in page.role("input") if t.dims == ("C",) for x in (t.name, derivative(t.name))}
+        dtypes = tuple(x for x in b.contract.dtypes if x[0] not in numbers)
+        b = replace(b, contract=replace(b.contract, dtypes=dtypes))
     channels = by_channel(page)
     solved = {"": True, "solutions": bool(solutions(page)) and not saved, "inverses": bool(inverses(page)) and not saved,
-              "operands": channels and not saved}
+              "operands": channels and not saved, "bounds": channels and not saved and by_token(page) is not page}
     decays = bool(log_decays(page))
     in_parts = in_parts and bool(page.forgets) and (few or not channels)
 
@@ -89,7 +94,8 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     of = roles(find(beside(b.algorithm, "gradient")).trace())
     late = of["solution"] != of["state_solution"]  # otherwise kernels with late sums are the same again
     plans = [x for key in dict.fromkeys((arch, device)) for x in find_target(b.target).gradients.get(key, ())
-             if offered(x.gradient, BY_CHANNELS if x.solved == "operands" else "") and solved[x.solved] and late >= x.late]
+             if solved[x.solved] and late >= x.late
+             and offered(x.gradient, BY_CHANNELS if x.solved in ("operands", "bounds") else "")]
     if any(tile_extent(n, find_target(b.target).lowering.device) != n for n in (b.head_dim_k, b.head_dim_v)):
         plans += [replace(x, gradient=(x.gradient[0], {**x.gradient[1], "padded_pieces": True}), rank=x.rank + 2)
                   for x in plans if "v_block" in x.gradient[1] and not x.arch and "partition" not in x.gradient[1]]
@@ -176,9 +182,9 @@ def asked_of(b: Build, alone: bool) -> Build:
     """What the gradient of a build's calls computes, as `candidates` takes it. alone: a key head has one value head.
 
     States lie as the pages have them, in float32: the gradient makes of them what the caller has. Gradients of inputs of key
-    heads are in float32 where they are summed over value heads. Else gradients of rows have the dtypes of inputs."""
-    inputs = [y for y in algorithms.find(b.algorithm).trace().role("input") if y.index == "token" and len(y.dims) > 1]
-    rows = {derivative(y.name): b.dtype for y in inputs if alone and y.heads == "H" and not y.wide}
+    heads are in float32 where they are summed over value heads. Others have the dtypes of inputs."""
+    inputs = [y for y in algorithms.find(b.algorithm).trace().role("input") if y.index == "token"]
+    rows = {derivative(y.name): b.dtype for y in inputs if alone and y.heads == "H" and not y.wide and len(y.dims) > 1}
     for name, dtype in b.contract.dtypes:
         if any(y.name == name and y.heads == "HV" for y in inputs):
             rows |= {name: dtype, derivative(name): dtype}
