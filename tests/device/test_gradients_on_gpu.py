@@ -29,9 +29,9 @@ def on_a_gpu(monkeypatch):
     monkeypatch.setattr(problems.Problem, "device", "cuda")
 
 
-def compared(p, forms=None, numbers=None, **said):
+def compared(p, forms=None, numbers=None, of_numbers=ACCEPTED, **said):
     """Backward of a call twice: both have the same bits, and are near the recurrence's gradients. forms: what the page reads.
-    numbers: A_log and dt_bias."""
+    numbers: A_log and dt_bias. of_numbers: the error that is accepted of their gradients."""
     gen, found = torch.Generator().manual_seed(1), []
     d_o, d_final = (torch.randn(y.shape, generator=gen).to(p.device) for y in (p.v, p.S))
     said = {"chunk_size": 64, **said} if p.page == "mamba2" else said
@@ -45,7 +45,7 @@ def compared(p, forms=None, numbers=None, **said):
     assert all(map(torch.equal, *found))
     want = gradients.expected(p.page, p.case, given, d_o.to(p.v.dtype), d_final, forms)
     errors = {n: gradients.relative(got.double(), y) for (n, y), got in zip(want.items(), found[0], strict=True)}
-    assert all(e < ACCEPTED for e in errors.values()), errors
+    assert all(e < (of_numbers if n in (numbers or ()) else ACCEPTED) for n, e in errors.items()), errors
 
 
 @pytest.mark.parametrize("page", problems.CALLS)
@@ -138,6 +138,19 @@ def test_input_forms(target, lengths, size, page, monkeypatch):
     p = problems.Problem(page, target, lengths, dtype=torch.bfloat16)
     forms, numbers, said = as_layers_call(p)
     compared(p, forms, numbers, **said)
+
+
+@pytest.mark.parametrize("page", ["gated_delta_rule", "kimi_delta_attention"])
+@pytest.mark.parametrize("lengths", [LENGTHS, (1700,)], ids=["short", "long"])
+@pytest.mark.parametrize("target", HERE)
+def test_padded_columns(target, lengths, page, monkeypatch):
+    """K and V that products do not have, which Hopper's warp groups refuse: their rows are no multiple of 16 bytes. The terms of
+    sums over 1700 tokens nearly cancel, so that these have a larger error (docs/performance/errors.md)."""
+    for n, size in (("K", 36), ("V", 44)):
+        monkeypatch.setitem(problems.SIZES, n, size)
+    p = problems.Problem(page, target, lengths, dtype=torch.bfloat16)
+    forms, numbers, said = as_layers_call(p)
+    compared(p, forms, numbers, of_numbers=0.25, **said)
 
 
 @pytest.mark.parametrize("target", HERE)

@@ -22,9 +22,8 @@ class DoesNotCompile(ValueError):
 def compiling(m: Any, device: str) -> Iterator[None]:
     """ValueError in place of a toolchain's own error: what to install, or that another build is needed. m: the generated module,
     at .../TARGET/NAME.py; device: the type of it."""
-    path = Path(getattr(m, "__file__", ""))
-    target = path.parent.name
-    with first_call(f"first call of {target} {path.stem}"):
+    target, name = _of(getattr(m, "__file__", ""))
+    with first_call(f"first call of {target} {name}"):
         try:
             yield
         except Exception as e:
@@ -33,9 +32,16 @@ def compiling(m: Any, device: str) -> Iterator[None]:
             if why := lacks_tools(target, device):
                 raise ValueError(f"target: got {target!r}, and {why}; accepted: a target that compiles here") from e
             if why := _said(e):
-                raise DoesNotCompile(f"schedule: got {path.stem} for {target}, {why}; accepted: another schedule, chunk_size or "
+                raise DoesNotCompile(f"schedule: got {name} for {target}, {why}; accepted: another schedule, chunk_size or "
                                      "target, or None to choose") from e
             raise
+
+
+@lru_cache(maxsize=256)
+def _of(file: str) -> tuple[str, str]:
+    """The target and the name of a generated module."""
+    path = Path(file)
+    return path.parent.name, path.stem
 
 
 def _is_theirs(e: Exception) -> bool:

@@ -125,7 +125,8 @@ def _run(call: Call, numbers: dict[str, Any], ends: Tensor | None, m: Any, named
     with compiling(m, call.device.type):
         memory = host.run(given, numbers_for(host, numbers), [starts[row[0]] for row in t.initial], (None,) * len(t.outputs),
                           ends, (None,) * len(t.final), t.backward)
-    made = {n: memory[t.tensors.index(n)] for n in (*(row[0] for rows in (t.outputs, t.final) for row in rows), *t.saved)}
+    names = t.tensors
+    made = {n: memory[names.index(n)] for n in (*(row[0] for rows in (t.outputs, t.final) for row in rows), *t.saved)}
     return {n.removesuffix(TRANSPOSED): in_page_order(n, y) for n, y in made.items()}
 
 

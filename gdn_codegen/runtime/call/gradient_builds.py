@@ -19,6 +19,7 @@ from ...ir.differentiate import derivative
 from ...ir.page import Algorithm
 from ...ir.stored import PREFIXES, Solved, by_token, inverses, solutions
 from ...schedule import Schedule, varied
+from ...schedule.contract import Contract
 from ...targets import OWN, names
 from ...targets import find as find_target
 from ...targets.gradient_plans import BY_CHANNELS, ONE_WALK, Varied
@@ -167,8 +168,7 @@ def targets_for(device: str, asked: str) -> list[str]:
 def builds_for(page: str | Algorithm, call: Call, saved: bool = False) -> Builds:
     """The builds of the gradient of a call of a page. saved: as for `candidates`. ValueError where none fits."""
     x = call.request
-    b = asked_of(Build("triton", layout=x.layout, algorithm=page, dtype=DTYPES[call.dtype], head_dim_k=call.head_dims[0],
-                       head_dim_v=call.head_dims[1], contract=call.contract), call.extent.H == call.extent.HV)
+    b = _asked(page, x.layout, DTYPES[call.dtype], call.head_dims, call.contract, call.extent.H == call.extent.HV)
     most = DEFAULT_CHUNK if x.chunk is None else max(x.chunk, CHUNKS[-1])
     found = _fitting(b, x.target, facts(call.device), most, call.device, call.extent.shape_class, not x.batch_invariant, saved)
     if not isinstance(found, str):
@@ -176,6 +176,13 @@ def builds_for(page: str | Algorithm, call: Call, saved: bool = False) -> Builds
     name = page if isinstance(page, str) else page.name
     _fail("target", repr(x.target), f"a target that has a gradient of {name} with K = {b.head_dim_k}, V = {b.head_dim_v} in "
                                     f"{b.dtype} ({found}), or smaller K or V")
+
+
+@lru_cache(maxsize=256)
+def _asked(page: str | Algorithm, layout: str, dtype: str, dims: tuple[int, int], contract: Contract, alone: bool) -> Build:
+    """`asked_of` a call."""
+    return asked_of(Build("triton", layout=layout, algorithm=page, dtype=dtype, head_dim_k=dims[0], head_dim_v=dims[1],
+                          contract=contract), alone)
 
 
 def asked_of(b: Build, alone: bool) -> Build:
