@@ -102,7 +102,7 @@ def _drawn(tokens, slots, strong, width, inputs):
             inside = torch.zeros_like(x[t.name])
             inside[(..., *(slice(n) for n in kept))] = 1
             x[t.name] *= inside
-        if t.name == "dt" or t.name.startswith("F"):  # what bounds how much tokens forget, where it is stored
+        if t.name == "dt" or (t.index == "slot" and t.dims == ("C",)):  # one may bound how much tokens forget
             x[t.name] = x[t.name].abs()
     return x
 

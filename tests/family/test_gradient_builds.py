@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -222,14 +223,15 @@ def test_rows_measured_with_gates_in_float32_serve_gates_in_16_bits(monkeypatch:
 
 @pytest.mark.usefixtures("unchecked")
 def test_numbers_of_16_bits_are_read_and_given_as_they_are() -> None:
-    """So no cast runs beside the kernels. On cores the host casts: a vector of a short chunk is less than a copy there."""
+    """So no cast runs beside the kernels. On cores the host casts: a vector of a short chunk is less than a copy there. It also
+    does for heads with one gate, whose walks read numbers themselves."""
     contract = Contract(inputs=(("beta", "sigmoid"),), dtypes=(("beta", "bfloat16"),))
-    for target, device in ((t, "npu" if t == "pto" else "cuda") for t in OWN):
-        b = asked_of(Build(target, algorithm="kimi_delta_attention", dtype="bfloat16", contract=contract), True)
-        x = next(x for x in candidates(b, device, "", 16) if not any(map(choose.unfit, x.all)))
-        p = lowered(x.gradient)
-        wanted = "float32" if target == "pto" else "bfloat16"
-        assert (p.tensor("beta").dtype, p.tensor("d_beta").dtype) == (wanted, wanted), target
+    for target, page in product(OWN, ("kimi_delta_attention", "gated_delta_rule")):
+        b = asked_of(Build(target, algorithm=page, dtype="bfloat16", contract=contract), True)
+        found = candidates(b, "npu" if target == "pto" else "cuda", "", 16)
+        p = lowered(next(x for x in found if not any(map(choose.unfit, x.all))).gradient)
+        wanted = "float32" if target == "pto" or page == "gated_delta_rule" else "bfloat16"
+        assert (p.tensor("beta").dtype, p.tensor("d_beta").dtype) == (wanted, wanted), (target, page)
 
 
 @pytest.mark.parametrize("page", names())

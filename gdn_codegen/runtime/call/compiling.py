@@ -22,7 +22,7 @@ class DoesNotCompile(ValueError):
 def compiling(m: Any, device: str) -> Iterator[None]:
     """ValueError in place of a toolchain's own error: what to install, or that another build is needed. m: the generated module,
     at .../TARGET/NAME.py; device: the type of it."""
-    target, name = _of(getattr(m, "__file__", ""))
+    target, name = _target_and_name(getattr(m, "__file__", ""))
     with first_call(f"first call of {target} {name}"):
         try:
             yield
@@ -38,7 +38,7 @@ def compiling(m: Any, device: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=256)
-def _of(file: str) -> tuple[str, str]:
+def _target_and_name(file: str) -> tuple[str, str]:
     """The target and the name of a generated module."""
     path = Path(file)
     return path.parent.name, path.stem

@@ -14,6 +14,7 @@ from ... import algorithms
 from ...derived_pages import beside, find
 from ...devices import Cores
 from ...host.tensors import _fail
+from ...ir.core import Program
 from ...ir.decays import by_channel, log_decays
 from ...ir.differentiate import derivative
 from ...ir.page import Algorithm
@@ -77,11 +78,9 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
     from ...passes.abi.memory import tile_extent  # all passes: a third of a second that a mere import of the ops does not take
     from ...passes.cut.roles import roles
     page = algorithms.find(b.algorithm).trace()
-    if isinstance(find_target(b.target).lowering.device, Cores):  # a vector of 16-bit numbers may be shorter than a core's copies
-        numbers = {x for t in page.role("input") if t.dims == ("C",) for x in (t.name, derivative(t.name))}
-        dtypes = tuple(x for x in b.contract.dtypes if x[0] not in numbers)
-        b = replace(b, contract=replace(b.contract, dtypes=dtypes))
     channels = by_channel(page)
+    if not channels or isinstance(find_target(b.target).lowering.device, Cores):
+        b = _with_wide_numbers(b, page)
     solved = {"": True, "solutions": bool(solutions(page)) and not saved, "inverses": bool(inverses(page)) and not saved,
               "operands": channels and not saved, "bounds": channels and not saved and by_token(page) is not page}
     decays = bool(log_decays(page))
@@ -111,6 +110,14 @@ def candidates(b: Build, device: str, arch: str, most: int, in_parts: bool = Tru
         walks = sorted((y for y in plan.states if offered(y, "operand_walk")),
                        key=lambda y: channels and (y[0] != "operand_walk", "partition" not in y[1]))
         yield from (Builds(replace(x.states, schedule=_varied(y, plan.arch)), back) for y in walks)
+
+
+def _with_wide_numbers(b: Build, page: Program) -> Build:
+    """`b`, whose inputs with one number a token, and their gradients, are in float32; the host casts them. Walks of heads with
+    one gate read such inputs themselves, and on Hopper an agent would have to cast them. On cores a short vector of 16-bit
+    numbers is less than a copy."""
+    numbers = {x for t in page.role("input") if t.dims == ("C",) for x in (t.name, derivative(t.name))}
+    return replace(b, contract=replace(b.contract, dtypes=tuple(x for x in b.contract.dtypes if x[0] not in numbers)))
 
 
 def few_walks(target: str, shape_class: tuple[int, ...], units: int) -> bool:
@@ -180,7 +187,7 @@ def builds_for(page: str | Algorithm, call: Call, saved: bool = False) -> Builds
 
 @lru_cache(maxsize=256)
 def _asked(page: str | Algorithm, layout: str, dtype: str, dims: tuple[int, int], contract: Contract, alone: bool) -> Build:
-    """`asked_of` a call."""
+    """`asked_of` for calls with these properties, computed once."""
     return asked_of(Build("triton", layout=layout, algorithm=page, dtype=dtype, head_dim_k=dims[0], head_dim_v=dims[1],
                           contract=contract), alone)
 
