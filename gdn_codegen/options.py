@@ -73,6 +73,7 @@ def choices(a: argparse.Namespace) -> list[Choice]:
     default = next((find(t).archs[arch].schedule for t in targets if arch in find(t).archs), DEFAULT_SCHEDULE)
     plan = schedule(a.schedule or default, arch)
     from .runtime.call.choose import Choice
+    from .runtime.call.device import SHARED_KIB
     from .runtime.defaults import planned, words
     fields = {**({"launch": a.launch} if a.launch != "kernels" else {}),
               **({"partition": a.partition} if a.partition else {}), **_fields(a.set)}
@@ -91,7 +92,7 @@ def choices(a: argparse.Namespace) -> list[Choice]:
             out.append(Choice(replace(b, schedule=replace(b.plan, **fields)), ((given, ASKED),)))
         else:
             on = asked or ((arch,) if arch else (compiled,) if compiled and find(t).toolchain.check_archs else ())
-            found = planned(replace(b, arch=""), on, bool(a.partition), a.chunk, fields)
+            found = planned(replace(b, arch=""), on, bool(a.partition), a.chunk, fields, SHARED_KIB.get(compiled or "", 0))
             if arch != found.build.arch:
                 raise ValueError(f"arch: got {arch!r}, for which nothing fits ({found.why[0][1]}); accepted: no --arch; the op "
                                  f"then takes {words(found.build)}")

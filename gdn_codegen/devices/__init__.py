@@ -1,7 +1,7 @@
 """Devices as data: memory spaces, sizes, agents. Passes read this data."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .cycle_model import CycleModel
 from .part_cost import PartCost
@@ -60,6 +60,12 @@ class Device:
     clears: bool = True
     decayed_block_rows: int = 0
 
+    def with_shared(self, kib: int) -> Device:
+        """The device with so many KiB of shared memory for a block, if it counts that and kib is not 0."""
+        if not kib or "shared" not in self.spaces:
+            return self
+        return replace(self, name=f"{self.name} with {kib} KiB", spaces={**self.spaces, "shared": kib * 1024})
+
 
 #: Triton's compiler allocates registers and shared memory.
 TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32, 64, 128, 256),
@@ -68,8 +74,8 @@ TRITON = Device("triton", "triton", {"register": 0}, v_block=64, extents=(16, 32
                                    longest_warm_up_chunks=16, least_part_chunks=4, resident=2, idle_us=3.0, crowded=1.0))
 
 #: One agent: the whole thread block. TileLang's compiler chooses the layout of fragments, and merges shared buffers by
-#: lifetime. A block has 227 KiB of shared memory (CUDA C++ Programming Guide, compute capability 9.0). Warps divide a product
-#: evenly if its rows and columns are multiples of 64, or are 16 and 32.
+#: lifetime. A block has 227 KiB of shared memory (CUDA C++ Programming Guide, compute capability 9.0), or what a schedule says
+#: (`shared_kib`). Warps divide a product evenly if its rows and columns are multiples of 64, or are 16 and 32.
 HOPPER = Device("hopper", "tilelang", {"shared": 227 * 1024, "staged": 0, "fragment": 0, "local": 0, "sum": 0}, operand="shared",
                 product="fragment", loaded="shared", vector="shared", tile="fragment", number="local", summed="sum",
                 in_place=True, solves=16, solves_whole=64,

@@ -264,7 +264,7 @@ def run_passes(p: Program, passes: Passes, device: Device, schedule: Schedule, s
     sizes: C, K and V as callers know them. upto: the last pass to run, "" for all passes.
     """
     p = verify(memory(p, sizes, device, contract))
-    c = Context(schedule.adapted(p), device, p.dims, dtype, contract)
+    c = Context(schedule.adapted(p), device.with_shared(schedule.shared_kib), p.dims, dtype, contract)
     for name, run in passes:
         before, p = p, run(p, c)
         if p == before:  # many passes leave programs for other targets or schedules as they are

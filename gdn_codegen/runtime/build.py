@@ -89,6 +89,12 @@ class Build:
         if min(self.heads) < 1 or value_heads % heads:
             raise ValueError(f"heads: got H = {heads}, HV = {value_heads}; accepted: HV a multiple of H, both at least 1")
 
+    def for_shared(self, kib: int) -> Build:
+        """The build for blocks that may take `kib` KiB of shared memory, as Schedule.shared_kib says it. The same build if its
+        device does not count shared memory."""
+        counted = "shared" in self.device.spaces
+        return replace(self, schedule=replace(self.plan, shared_kib=kib)) if counted and self.plan.shared_kib != kib else self
+
     @property
     def plan(self) -> Schedule:
         """The schedule itself, where `schedule` may be a name."""

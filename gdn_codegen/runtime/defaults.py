@@ -11,17 +11,19 @@ from .build import Build
 from .call.choose import Choice, modelled, unfit
 
 
-def planned(about: Build, gpus: Sequence[str], parts: bool, chunk: int | None, fields: dict[str, Any]) -> Choice:
+def planned(about: Build, gpus: Sequence[str], parts: bool, chunk: int | None, fields: dict[str, Any], shared_kib: int = 0
+            ) -> Choice:
     """The first of the model's builds that fits. Tables are not read, since they are for shapes, and the command line names none.
 
     about: a build without arch, of any schedule. gpus: architectures, none for any. parts: whether long sequences are split.
-    chunk: None where it is open. fields: of the schedule, as they are asked for.
+    chunk: None where it is open. fields: of the schedule, as they are asked for. shared_kib: what blocks may take, as in Facts.
     """
     names = set(map(architecture, gpus))
     arch = names.pop() if len(names) == 1 else ""
     why: list[tuple[str, str]] = []
     for x, reason in modelled(about, arch, parts, (0, 0, 0), chunk):
         try:
+            x = x.for_shared(shared_kib)
             x = replace(x, schedule=replace(x.plan, **fields)) if fields else x
             against = unfit(x)
         except ScheduleError as e:

@@ -33,7 +33,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "k_piece": (0, 16, 32, 64), "walk_piece": (0, 16, 32, 64), "piece_warps": (0, 1, 2, 4, 8),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True),
-    "narrow_workspaces": (False, True), "by_length": (False, True), "padded_pieces": (False, True)}
+    "narrow_workspaces": (False, True), "by_length": (False, True), "padded_pieces": (False, True),
+    "shared_kib": (0, 163, 99)}
 
 
 class ScheduleError(ValueError):
@@ -100,6 +101,8 @@ class Schedule:
       (Hopper under TileLang, without a partition).
     narrow_workspaces: tiles between kernels have the operands' dtype, also where elementwise ops read them. They are rounded once
       more, and take half the memory (all targets).
+    shared_kib: KiB of shared memory that a block of threads may take (TileLang): 163 as on an A100, 99 as on GPUs of compute
+      capability 8.6, 8.9 and 12.0. 0: what an H100 has, 227.
     residuals: values, by names or roles with commas between them, that products read in two parts: rounded to the operands'
       dtype, and what that leaves. Such an operand has twice the digits, and each of these products is two (all targets; nothing
       changes in float32).
@@ -139,6 +142,7 @@ class Schedule:
     persistent: bool = False
     by_length: bool = False
     narrow_workspaces: bool = False
+    shared_kib: int = 0
     residuals: str = ""
 
     def __post_init__(self) -> None:

@@ -66,7 +66,7 @@ def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
 TARGET = register(Target(
     "pto", Lowering(CORES, ASCEND_A2, unused=("state_layout", "stages", "warm_up", "longest_first", "warps", "agents",
                                               "descriptors", "persistent", "by_length", "token_groups", "k_piece",
-                                              "piece_warps")), pto.emit,
+                                              "piece_warps", "shared_kib")), pto.emit,
     "pto/module.py.j2", ("cpu", "npu"), facts=_facts, refused={"a5": "; ".join(UNKNOWN)}, preference=2, head_counts=True,
     gradients={"cpu": (ONE, BY_CHUNKS, *BY_PIECES), "npu": (BY_CHUNKS, ONE, *BY_PIECES)},
     toolchain=Toolchain(

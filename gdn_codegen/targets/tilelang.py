@@ -158,7 +158,7 @@ OF_OTHERS = (*OF_CORES, "warps", "descriptors", "k_piece", "piece_warps")
 def _facts(b: Build, kernels: Sequence[KernelText]) -> dict[str, Any]:
     """The device functions of a module, and the names of kernels with warp groups."""
     called = {x for k in kernels for x in k.extra["calls"]}
-    return {"device_functions": functions.module_texts(called, ("cuda",) if b.arch else ("cuda", "cpu")),
+    return {"device_functions": functions.module_texts(called, ("cuda",) if b.arch else ("cuda", "cpu"), b.arch),
             "groups": quoted([k.name for k in kernels if k.extra["agents"]])}
 
 

@@ -179,7 +179,7 @@ GRADIENTS = {
 
 TARGET = register(Target(
     "triton", Lowering(INSTANCES, TRITON, unused=(*OF_CORES, "value_heads", "agents", "persistent", "by_length",
-                                          "token_groups")), triton.emit,
+                                          "token_groups", "shared_kib")), triton.emit,
     "triton/module.py.j2", ("cpu", "cuda"), facts=_facts, preference=1, model=_model,
     too_large=_too_large, sized_for=("sm_90a",), spaces=SPACES, per_call=True, interprets=("cpu",),
     gradients=GRADIENTS,

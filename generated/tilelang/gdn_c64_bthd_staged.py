@@ -419,11 +419,10 @@ def staged_cuda(shape, dtype):
     return x
 
 
-def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
-    """acc = A @ B, or acc + A @ B, on the matrix units. In float32 warps share out rows first: TileLang 0.1.15 has no sums of
-    columns of a tile of which two warps have the same rows."""
-    first = T.GemmWarpPolicy.FullRow if "float32" in (A.dtype, B.dtype) else T.GemmWarpPolicy.Square
-    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=first, clear_accum=clear_accum)
+def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True, policy=T.GemmWarpPolicy.FullRow):
+    """acc = A @ B, or acc + A @ B, on the matrix units. Warps share out rows first: of a tile of mma.sync (GPUs before Hopper)
+    TileLang 0.1.15 has no sums of columns where a warp has more than 16 rows, or two warps have the same rows."""
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=policy, clear_accum=clear_accum)
 
 
 @T.macro

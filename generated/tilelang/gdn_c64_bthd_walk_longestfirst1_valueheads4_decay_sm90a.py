@@ -508,11 +508,16 @@ def staged_cuda(shape, dtype):
     return x
 
 
-def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
-    """acc = A @ B, or acc + A @ B, on the matrix units. In float32 warps share out rows first: TileLang 0.1.15 has no sums of
-    columns of a tile of which two warps have the same rows."""
-    first = T.GemmWarpPolicy.FullRow if "float32" in (A.dtype, B.dtype) else T.GemmWarpPolicy.Square
-    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=first, clear_accum=clear_accum)
+def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True, policy=T.GemmWarpPolicy.FullRow):
+    """acc = A @ B, or acc + A @ B, on the matrix units. Warps share out rows first: of a tile of mma.sync (GPUs before Hopper)
+    TileLang 0.1.15 has no sums of columns where a warp has more than 16 rows, or two warps have the same rows."""
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=policy, clear_accum=clear_accum)
+
+
+def gemm_sm_90a(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
+    """The same in builds for Hopper. Tiles of wgmma have sums of columns however warps share them out, but for float32."""
+    policy = T.GemmWarpPolicy.FullRow if "float32" in (A.dtype, B.dtype) else T.GemmWarpPolicy.Square
+    return gemm_cuda(A, B, acc, transpose_A, transpose_B, clear_accum, policy)
 
 
 @T.macro
@@ -619,12 +624,13 @@ DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
         as_sums=as_sums_cuda, barrier=barrier_cuda, below_diagonal=below_diagonal_cuda,
         blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, cumsums=cumsums_cuda,
-        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda, gemm=gemm_cuda,
-        kernel=kernel_cuda, load_transposed=load_transposed_cuda, no_copy=no_copy_cuda, parallel=parallel_cuda,
-        part_chunks=part_chunks_cuda, shared=shared_cuda, staged=staged_cuda, start_copy=start_copy_cuda,
-        start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda, store_tile=store_tile_cuda,
-        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
-        warm_up_length=warm_up_length_cuda, whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
+        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda,
+        gemm=gemm_sm_90a, kernel=kernel_cuda, load_transposed=load_transposed_cuda, no_copy=no_copy_cuda,
+        parallel=parallel_cuda, part_chunks=part_chunks_cuda, shared=shared_cuda, staged=staged_cuda,
+        start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda,
+        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length_cuda,
+        whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
 }
 
 

@@ -87,7 +87,7 @@ def test_loads_come_as_early_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -
     """Without room they stay before their first readers."""
     early = gradient("gated_delta_rule", "gradient")
     assert packed_bytes(early.kernels[0]) <= most_of_two(SM_90A)
-    monkeypatch.setattr(place, "early_loads", lambda k, limit: early_loads(k, 0))
+    monkeypatch.setattr(place, "early_loads", lambda k, limit, device: early_loads(k, 0, device))
     lowered.cache_clear()
     late = gradient("gated_delta_rule", "gradient")
     lowered.cache_clear()

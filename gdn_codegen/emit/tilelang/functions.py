@@ -32,13 +32,13 @@ def called(parameters: Sequence[str], body: str) -> list[str]:
     return sorted(x[2:] for x in used(f"def kernel({', '.join(parameters)}):\n{body}") if x.startswith("t."))
 
 
-def module_texts(names: Collection[str], devices: Sequence[str]) -> list[str]:
+def module_texts(names: Collection[str], devices: Sequence[str], arch: str = "") -> list[str]:
     """Texts of a module whose kernels use `names` of `t`: CUDA headers, device functions, and DEVICE_FUNCTIONS.
 
-    devices: "cuda", "cpu". EmitError for a name that no device has.
+    devices: "cuda", "cpu". arch: the architecture that the module is for, "" for any. EmitError for a name that no device has.
     """
     known = definitions(*sorted(x for x in FOLDER.glob("*.py") if x.name != "headers.py"))
-    spaces = {device: _forms(known, names, device) for device in devices}
+    spaces = {device: _forms(known, names, device, arch) for device in devices}
     missing = set(names).difference(*spaces.values())
     if missing:
         raise EmitError(f"tilelang has no device function {', '.join(sorted(missing))}; emit/tilelang/device should have it")
@@ -48,10 +48,10 @@ def module_texts(names: Collection[str], devices: Sequence[str]) -> list[str]:
     return [*([f'HELPERS = r"""\n{helpers}"""'] if headers else []), *texts(known, wanted), _namespaces(spaces)]
 
 
-def _forms(known: Collection[str], names: Collection[str], device: str) -> dict[str, str]:
-    """The forms that a device has of functions: NAME_DEVICE, or NAME if it serves all devices."""
-    forms = {n: f"{n}_{device}" if f"{n}_{device}" in known else n for n in sorted(names)}
-    return {n: form for n, form in forms.items() if form in known}
+def _forms(known: Collection[str], names: Collection[str], device: str, arch: str) -> dict[str, str]:
+    """The forms of functions for a device: NAME_ARCH, else NAME_DEVICE, else NAME, which serves all devices."""
+    found = {n: [x for x in (f"{n}_{arch}", f"{n}_{device}", n) if x in known] for n in sorted(names)}
+    return {n: forms[0] for n, forms in found.items() if forms}
 
 
 def _namespaces(spaces: Mapping[str, Mapping[str, str]]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ...devices import Device
 from ...ir.core import Kernel, Op, map_ops
 from ..storage.buffer_names import named
 from ..storage.live_bytes import packed_bytes
+from ..storage.padded_tiles import with_pads
 from ..uses import stored_under
 
 
@@ -24,7 +26,7 @@ def late_loads(k: Kernel) -> Kernel:
     return replace(k, body=tuple(body))
 
 
-def early_loads(k: Kernel, limit: int) -> Kernel:
+def early_loads(k: Kernel, limit: int, device: Device) -> Kernel:
     """`k`, a kernel over chunks with buffers, whose loads come as early as `limit` bytes of tiles in shared memory allow. Loads
     keep their order. A load stays after all that reads or fills its buffer. It gets its own buffer if it comes earlier so. `k`
     itself if its body has a loop."""
@@ -32,25 +34,25 @@ def early_loads(k: Kernel, limit: int) -> Kernel:
         return k
     least = 0
     for name in [o.out for o in k.ops if o.kind == "load" and o.buffer]:
-        at, k = min(_attempts(k, name, least, limit), key=lambda x: x[0])
+        at, k = min(_attempts(k, name, least, limit, device), key=lambda x: x[0])
         least = at + 1
     return named(k)
 
 
-def _attempts(k: Kernel, name: str, least: int, limit: int) -> Iterator[tuple[int, Kernel]]:
+def _attempts(k: Kernel, name: str, least: int, limit: int, device: Device) -> Iterator[tuple[int, Kernel]]:
     """Where the load of `name` may come, from statement `least` on, and the kernel with it there: in the buffer that it has, and
     in one of its own if there is room."""
     at = next(n for n, o in enumerate(k.ops) if o.out == name)
-    here = _hoisted(k, name, least, limit)
+    here = _hoisted(k, name, least, limit, device)
     yield here or (at, k)
     if here is None or here[0] > least:
         apart = _with_own_buffer(k, name)
-        found = _hoisted(apart, name, least, limit) if apart else None
+        found = _hoisted(apart, name, least, limit, device) if apart else None
         if found:
             yield found
 
 
-def _hoisted(k: Kernel, name: str, least: int, limit: int) -> tuple[int, Kernel] | None:
+def _hoisted(k: Kernel, name: str, least: int, limit: int, device: Device) -> tuple[int, Kernel] | None:
     """The first place of the load for which there is room, and the kernel with it there. None if there is no room anywhere."""
     under, home = stored_under(k.body), {o.out: o.buffer for o in k.ops if o.buffer}
     at = next(n for n, o in enumerate(k.ops) if o.out == name)
@@ -58,7 +60,7 @@ def _hoisted(k: Kernel, name: str, least: int, limit: int) -> tuple[int, Kernel]
     after = [n + 1 for n, x in enumerate(k.ops[:at]) if x.out in o.args or o.buffer in (
         x.buffer, *(home.get(y, "") for a in x.args for y in under(a)))]
     moved = ((n, replace(k, body=(*rest[:n], o, *rest[n:]))) for n in range(max([least, *after]), at + 1))
-    return next((x for x in moved if packed_bytes(x[1]) <= limit), None)
+    return next((x for x in moved if packed_bytes(with_pads(x[1], device)) <= limit), None)
 
 
 def _with_own_buffer(k: Kernel, name: str) -> Kernel | None:

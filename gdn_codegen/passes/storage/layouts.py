@@ -6,9 +6,9 @@
 - Ops of warp groups have orders of entries (`orders`).
 - A cast of a tile to another buffer is a copy (order "copy"), unless its order is "sums".
 - A fragment of which a warp holds whole columns has the layout "columns" (`summed_columns`).
-- A fragment has the layout "rows" if its rows are summed and their length is no power of two: TileLang infers none for it.
-- In a kernel over chunks, a tile of running sums in float32, of which ops read a row and a middle one, has TILE_PAD unused
-  elements after each row. So has a loaded tile of 16 bits beside it that no product reads. In rings, vectors have `slot_pad`.
+- Another fragment has the layout "rows" if its rows or columns are summed and the length of rows is no power of two: TileLang
+  infers none for it, unless it lies as a product does (`of_products`).
+- Some tiles of a kernel over chunks have unused elements after each row (`padded_tiles`). In rings, vectors have `slot_pad`.
 - In a block that runs several heads, all values are in shared memory, one row per head. PAD unused elements after rows keep the
   heads of a token in different banks, and align rows to four elements, which are moved at once.
 """
@@ -18,23 +18,19 @@ from dataclasses import replace
 
 from ...devices import Device
 from ...ir.core import Buffer, Kernel, Op, Program, Stmt, loops, map_ops, walk
-from ...ir.ops import BESIDE, OF_ROWS, OPS, ORDER
+from ...ir.ops import OF_ROWS, OPS, ORDER
 from ...ir.types import BYTES, Dim
 from ...schedule.schedule import ScheduleError
 from ..stage import takes
 from .by_rows import ROWS
 from .orders import ordered
+from .padded_tiles import TILE_PAD, padded_tiles
 from .ring_bytes import slot_pad
 from .stored_values import DECAYED, over
-from .summed_columns import by_columns
+from .summed_columns import by_columns, of_products
 
 #: Elements after each row of a buffer with a row per head.
 PAD = 4
-#: Elements after each row of a tile in shared memory whose rows are a multiple of all banks. Eight rows, of which each thread of
-#: a warp reads two entries in the order of a product's sum, then lie in different banks.
-TILE_PAD = 8
-#: The entries of 32 bits that all banks of shared memory hold.
-BANKS = 32
 
 
 @takes("placed")
@@ -54,12 +50,13 @@ def _kernel(p: Program, k: Kernel, device: Device) -> Kernel:
         return _of_tokens(k, device)
     home = {o.out: o.buffer for o in k.ops}
     fixed = {b for o in k.ops if over(o, device) for b in (o.buffer, home[o.args[0]])}
-    shape, padded = {b.name: b.shape for b in k.buffers}, _padded(k, home, device)
+    shape, padded = {b.name: b.shape for b in k.buffers}, padded_tiles(k, device)
     fixed |= {home[a] for o in k.ops if o.kind in DECAYED for a in o.args[:2] if home[a] not in padded
               and not shape[home[a]][1] % ROWS}
     crossing = _crossing(k, home, device) if k.agents else set()
     of_turns = _of_turns(k, device)
-    summed, columns = {home.get(o.args[0], "") for o in k.ops if o.kind in OF_ROWS}, by_columns(k, device)
+    summed = {home.get(o.args[0], "") for o in k.ops if o.kind in (*OF_ROWS, "column_sum")} - of_products(k, device)
+    columns = by_columns(k, device)
 
     def layout(name: str, space: str) -> str:
         if name in fixed | crossing | of_turns:
@@ -78,24 +75,6 @@ def _of_turns(k: Kernel, device: Device) -> set[str]:
     turns = {a.name for a in k.agents if a.turns > 1}
     shared = {b.name for b in k.buffers if b.space == device.operand and len(b.shape) == 2}
     return {o.buffer for o in k.ops if o.kind == "cumsum" and o.agent in turns} & shared
-
-
-def _padded(k: Kernel, home: dict[str, str], device: Device) -> set[str]:
-    """The tiles in shared memory whose rows would begin in one bank: in a kernel over chunks those in float32 of which ops read
-    a row and the middle one of some, and loaded ones of 16 bits beside; none that TileLang's compiler addresses as a whole. First
-    operands that one call reads lie alike."""
-    if k.agents or k.grid != "chunks":
-        return set()
-    middles = {home.get(o.args[0], "") for o in k.ops if o.kind in ("to_middle", "from_middle")}
-    middles |= {home[a] for o in k.ops if o.kind in DECAYED for a in o.args[2:]}
-    others = ("cumsum", "last", "store", "decayed_pairs")
-    whole = {home.get(a, "") for o in k.ops for a in (o.args[:1] if o.kind == "decayed_blocks" else o.args)
-             if o.kind not in others and not (OPS[o.kind].elementwise or OPS[o.kind].view)}
-    beside = {home[o.args[0]] for o in k.ops if o.kind == "decayed_pairs" and o.attr(BESIDE)}
-    whole |= beside if beside & whole else set()
-    loaded = {o.buffer for o in k.ops if o.kind == "load"} if middles else set()
-    return {b.name for b in k.buffers if b.space == device.vector and len(b.shape) == 2 and not
-            b.shape[1] * BYTES[b.dtype] % (4 * BANKS) and b.name in (middles if b.dtype == "float32" else loaded) - whole}
 
 
 def _of_tokens(k: Kernel, device: Device) -> Kernel:

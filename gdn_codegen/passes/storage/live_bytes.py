@@ -7,6 +7,7 @@ from math import prod
 from ...devices import Device
 from ...ir.core import Kernel, Loop
 from ...ir.types import BYTES
+from .padded_tiles import with_pads
 
 #: Bytes of shared memory that a block takes beside its buffers.
 OF_A_BLOCK = 1024
@@ -61,7 +62,8 @@ def live_ranges(k: Kernel, spaces: tuple[str, ...]) -> dict[str, tuple[int, int]
 
 def _ranges(k: Kernel, spaces: tuple[str, ...]) -> list[tuple[int, int, int]]:
     """When buffers in `spaces` are live, as (first statement, last statement, bytes), in the order of their names."""
-    size = {b.name: b.slots * prod(b.shape) * BYTES[b.dtype] for b in k.buffers if b.space in spaces}
+    size = {b.name: b.slots * prod((*b.shape[:-1], sum(b.shape[-1:]) + b.pad) if b.shape else ()) * BYTES[b.dtype]
+            for b in k.buffers if b.space in spaces}
     return [(*ends, size[x]) for x, ends in sorted(live_ranges(k, spaces).items())]
 
 
@@ -72,4 +74,4 @@ def most_of_two(device: Device) -> int:
 
 def two_fit(k: Kernel, device: Device) -> bool:
     """Whether shared memory has room for two blocks of `k`, placed."""
-    return packed_bytes(k) <= most_of_two(device)
+    return packed_bytes(with_pads(k, device)) <= most_of_two(device)

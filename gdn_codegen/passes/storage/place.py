@@ -28,6 +28,7 @@ from ..loops.few_live import by_stores, few_live, late
 from ..stage import takes
 from .buffer_names import named
 from .live_bytes import ALIGNMENT, live_bytes, most_of_two, packed_bytes, two_fit
+from .padded_tiles import with_pads
 from .recompute import recompute
 from .shared_buffers import share_accumulators, share_carried, share_groups, share_storage, sums_over
 from .stored_values import StoredValues, over
@@ -63,10 +64,10 @@ def _with_room(p: Program, s: Schedule, k: Kernel, device: Device) -> Kernel:
     tried = ((few, FRAGMENTS_OF_TWO - 1), (calm, FRAGMENTS_OF_TWO), (calm, 0 if calmer else most), (few, most))
     for x, bound in ((calm, _fragments(first)),) if two_fit(first, device) else tried:
         if isinstance(x, Kernel) and two_fit(x, device) and _fragments(x) <= bound:
-            return early_loads(x, most_of_two(device))
+            return early_loads(x, most_of_two(device), device)
     if two_fit(first, device):
-        return early_loads(late_loads(first), most_of_two(device))
-    return early_loads(calmer, limit - ALIGNMENT) if calmer else first
+        return early_loads(late_loads(first), most_of_two(device), device)
+    return early_loads(calmer, limit - ALIGNMENT, device) if calmer else first
 
 
 def _crowded(p: Program, s: Schedule, k: Kernel, device: Device, why: ScheduleError) -> Kernel:
@@ -75,10 +76,9 @@ def _crowded(p: Program, s: Schedule, k: Kernel, device: Device, why: ScheduleEr
     sizes = {**p.sizes, **k.sizes}
     forms: tuple[Callable[[], Iterable[Kernel]], ...] = (lambda: [k], lambda: [recompute(k)], lambda: pieces_of_k(p, k, s))
     tried = (_attempt(p, few_live(x, sizes), device, merged=True) for form in forms for x in form())
-    x = next((x for x in tried if isinstance(x, Kernel)), None)
-    if x is None:
+    if (x := next((x for x in tried if isinstance(x, Kernel)), None)) is None:
         raise why
-    return early_loads(x, most_of_two(device) if two_fit(x, device) else device.spaces["shared"] - ALIGNMENT)
+    return early_loads(x, most_of_two(device) if two_fit(x, device) else device.spaces["shared"] - ALIGNMENT, device)
 
 
 def _fragments(k: Kernel) -> int:
@@ -142,9 +142,9 @@ def _check_sizes(p: Program, k: Kernel, device: Device, merged: bool) -> None:
         sizes.setdefault(b.space, {})[b.name] = BYTES[b.dtype] * prod(b.shape)
     for space, each in sizes.items():
         limit = device.spaces.get(space, 0)
-        least = packed_bytes(k) + ALIGNMENT if space == "shared" else 0
+        least = packed_bytes(with_pads(k, device)) + ALIGNMENT if space == "shared" else 0
         if limit and (total := max(0 if merged else sum(each.values()), least)) > limit:
             each |= sizes.get("staged", {})
             most = sorted(each.items(), key=lambda x: -x[1])
-            raise ScheduleError(f"{p.name}, kernel {k.name}: {space} of {device.name} has {limit} bytes, "
-                                f"{total} are needed: {', '.join(f'{n} {size}' for n, size in most)}")
+            said = f"{total} are needed: {', '.join(f'{n} {size}' for n, size in most)}"
+            raise ScheduleError(f"{p.name}, kernel {k.name}: {space} of {device.name} has {limit} bytes, {said}")

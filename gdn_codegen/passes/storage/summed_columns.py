@@ -14,27 +14,42 @@ from ...ir.types import COLUMNS_OF_A_THREAD, WARP
 
 def by_columns(k: Kernel, device: Device) -> set[str]:
     """The names of these buffers of a kernel over chunks."""
-    shape = {b.name: b.shape for b in k.buffers if b.space == device.tile and len(b.shape) == 2 and isinstance(b.dims[0], str)}
+    shape, connected, fixed, summed = _fragments(k, device)
+    return {n for group in connected for n in group if group & summed and not group & fixed
+            and len({shape[x] for x in group}) == 1 and _fits(*shape[n], k.threads)}
+
+
+def of_products(k: Kernel, device: Device) -> set[str]:
+    """The names of the fragments of a kernel over chunks that results of products are, or that loops over entries connect with
+    one. They lie as the product does."""
+    results = {o.buffer for o in k.ops if o.kind == "matmul"}
+    return {n for group in _fragments(k, device)[1] if group & results for n in group} | results
+
+
+def _fragments(k: Kernel, device: Device) -> tuple[dict[str, tuple[int, int]], list[set[str]], set[str], set[str]]:
+    """The shapes of a kernel's fragments; those that loops over entries connect, as sets; those that other ops fill or read; and
+    those whose columns are summed. None in walks, and in kernels with several agents."""
+    shape = {b.name: (b.shape[0], b.shape[1]) for b in k.buffers
+             if b.space == device.tile and len(b.shape) == 2 and isinstance(b.dims[0], str)}
+    summed, fixed, connected = set[str](), set[str](), list[set[str]]()
     if k.agents or k.grid != "chunks":
-        return set()
+        return shape, connected, fixed, summed
     defs = {o.out: o for o in k.ops if o.out}
 
-    def fragments(n: str) -> set[str]:
+    def read_by(n: str) -> set[str]:
         """The fragments that a reader of the value `n` reads. A value without a buffer is an expression."""
         o = defs[n]
-        return {o.buffer} & set(shape) if o.buffer else set[str]().union(*map(fragments, o.args))
+        return {o.buffer} & set(shape) if o.buffer else set[str]().union(*map(read_by, o.args))
 
-    summed, fixed, connected = set[str](), set[str](), list[set[str]]()
     for o in k.ops:
-        read = set[str]().union(*map(fragments, o.args))
+        read = set[str]().union(*map(read_by, o.args))
         if o.kind == "column_sum":
             summed |= read
         elif _of_entries(o):
             connected = _joined(connected, read | {o.buffer} & set(shape))
         else:
             fixed |= read | {o.buffer} & set(shape)
-    return {n for group in connected for n in group if group & summed and not group & fixed
-            and len({shape[x] for x in group}) == 1 and _fits(*shape[n], k.threads)}
+    return shape, connected, fixed, summed
 
 
 def _of_entries(o: Op) -> bool:

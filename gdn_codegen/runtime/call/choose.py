@@ -93,7 +93,6 @@ def refuse(b: Build, device: torch.device, why: str) -> bool:
     return True
 
 
-# --- candidates ------------------------------------------------------------------------------------------------------
 def partitions() -> bool:
     """True if this process may split long sequences."""
     return os.environ.get("GDN_CODEGEN_PARTITION") != "0"
@@ -273,10 +272,9 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
         rows = () if x.batch_invariant or size.uneven else (
             (r, why) for r, why in measured(b, arch, on.names, size.shape_class, chunk, size.shared, not size.short)
             if r.plan.partition or not (size.unsure and size.few))
-        found, why = first(call.device, ("table", rows),
-                           ("model", modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.lengths,
-                                              size.of_eight, size.longest_share)))
-        chosen = found or Choice(b, why)
+        model = modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.lengths, size.of_eight, size.longest_share)
+        found, why = first(call.device, ("table", rows), ("model", ((m.for_shared(on.shared_kib), why) for m, why in model)))
+        chosen = found or Choice(b.for_shared(on.shared_kib), why)
         chosen = in_columns(chosen, call.device) if size.idle else chosen
         if size.crowded and not x.batch_invariant and size.shape_class[2] >= SEARCHED[size.lengths]:
             chosen = longest_first(chosen, call.device)

@@ -119,8 +119,8 @@ def kept_choice(call: Call, x: Extent, wanted: tuple[str, ...], on: Facts) -> Ch
     b = Build(wanted[0], DECODE_CHUNK, call.request.layout, call.request.algorithm, DEFAULT_SCHEDULE, DTYPES[call.dtype],
               *call.head_dims, contract=call.contract.unpromised())
     invariant = call.request.batch_invariant
-    found, _ = first(call.device, ("table", () if invariant else measured(b, x, on.names, wanted)),
-                     ("model", modelled(b, x, on.units, wanted, invariant)))
+    model = ((m.for_shared(on.shared_kib), why) for m, why in modelled(b, x, on.units, wanted, invariant))
+    found, _ = first(call.device, ("table", () if invariant else measured(b, x, on.names, wanted)), ("model", model))
     return None if found is None else said(found)
 
 

@@ -12,6 +12,9 @@ from ... import targets
 #: GPUs by the names that torch gives them: the architecture, and the number of multiprocessors.
 GPUS = {"NVIDIA H200": ("sm_90", 132), "NVIDIA H100 80GB HBM3": ("sm_90", 132), "NVIDIA H100 PCIe": ("sm_90", 114),
         "NVIDIA H20": ("sm_90", 78), "NVIDIA A100-SXM4-80GB": ("sm_80", 108), "NVIDIA A100-SXM4-40GB": ("sm_80", 108)}
+#: KiB of shared memory that a block may take, by architecture. Of those from sm_80 on the others have 227 or more (CUDA C++
+#: Programming Guide, "Technical Specifications per Compute Capability").
+SHARED_KIB = {"sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_120": 99, "sm_121": 99}
 
 
 @dataclass(frozen=True)
@@ -21,18 +24,20 @@ class Facts:
     type: of its tensors. names: keys under which tables of measurements are looked up, most specific first: the name of the
     device, its architecture and number of multiprocessors (an H100 and an H200 may share these), its architecture. arch: of a
     GPU, if some builds are made for it alone; else "". units: the number of multiprocessors of a GPU; 0 for other devices.
+    shared_kib: KiB of shared memory that a block may take, 0 for 227, as on an H100 (Schedule.shared_kib).
     """
 
     type: str
     names: tuple[str, ...]
     arch: str = ""
     units: int = 0
+    shared_kib: int = 0
 
 
 def gpu(name: str, arch: str, units: int, amd: bool = False) -> Facts:
     """The facts of a GPU. name: "" for any. arch: as sm_90. amd: AMD's gfx90a also reports the capability (9, 0)."""
     names = (*filter(None, [name]), f"{arch} x {units}", arch)
-    return Facts("cuda", names, "" if amd else targets.architecture(arch), units)
+    return Facts("cuda", names, "" if amd else targets.architecture(arch), units, 0 if amd else SHARED_KIB.get(arch, 0))
 
 
 @lru_cache(maxsize=64)

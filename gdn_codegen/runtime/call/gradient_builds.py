@@ -52,6 +52,10 @@ class Builds:
         """The builds, in the order in which they run."""
         return (*filter(None, [self.states]), self.gradient)
 
+    def for_shared(self, kib: int) -> Builds:
+        """Both builds, as Build.for_shared has them."""
+        return Builds(self.states and self.states.for_shared(kib), self.gradient.for_shared(kib))
+
 
 def undecided(b: Build, rounded: bool, solved: Solved = "") -> Builds:
     """The two builds of a gradient with the schedule and chunk of `b`: what they compute, and their contracts.
@@ -220,7 +224,8 @@ def _fitting(b: Build, asked: str, on: Facts, most: int, device: Any, shape_clas
         mine = replace(b, target=target)
         known = measured(mine, on.names, shape_class, most) if in_parts else []
         few = few_walks(target, shape_class, on.units)
-        for found in chain(known, candidates(mine, device.type, on.arch, most, in_parts, saved, few)):
+        planned = (x.for_shared(on.shared_kib) for x in candidates(mine, device.type, on.arch, most, in_parts, saved, few))
+        for found in chain(known, planned):
             against = [unfit(y) or refused(y, device) for y in found.all]
             against += [] if any(against) else [_apart(found)]
             if not any(against):

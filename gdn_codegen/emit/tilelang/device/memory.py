@@ -43,8 +43,8 @@ def staged_cuda(shape, dtype):
 
 
 def rows_cuda(shape, dtype, threads):
-    """A fragment whose rows are summed, and whose length is no power of two, for which TileLang finds no layout by itself:
-    neighbouring threads have equal parts of a row."""
+    """A fragment whose rows or columns are summed, and the length of whose rows is no power of two, for which TileLang finds no
+    layout by itself: neighbouring threads have equal parts of a row."""
     x = T.alloc_fragment(shape, dtype)
     each = max(1, threads // shape[0])
     part = shape[1] // each

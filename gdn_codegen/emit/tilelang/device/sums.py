@@ -131,11 +131,13 @@ def column_sum_cuda(src, dst, batch=0):
 
 @T.macro
 def vector_sum_cuda(src, dst):
-    """The sum of a vector, by a thread block."""
-    x = T.alloc_fragment(src.shape, dst.dtype)
+    """The sum of a vector, by a thread block, with zeros up to the next power of two: of other lengths TileLang 0.1.15 finds no
+    layout with more threads than entries."""
+    size = src.shape[0]
+    x = T.alloc_fragment((1 << (int(size) - 1).bit_length(),), dst.dtype)
     total = T.alloc_fragment((1,), dst.dtype)
-    for i in T.Parallel(src.shape[0]):
-        x[i] = src[i]
+    for i in T.Parallel(x.shape[0]):
+        x[i] = T.if_then_else(i < size, src[T.min(i, size - 1)], 0) if size & (size - 1) else src[i]
     T.reduce_sum(x, total, dim=0)
     dst[0] = total[0]
 

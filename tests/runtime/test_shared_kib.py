@@ -1,0 +1,130 @@
+"""GPUs whose blocks may take less shared memory than an H100's: what dispatch chooses there, and that TileLang takes its text."""
+import pytest
+import torch
+from choices import a_call
+
+from gdn_codegen import algorithms, options
+from gdn_codegen.cli_parser import parser
+from gdn_codegen.passes.storage.live_bytes import packed_bytes
+from gdn_codegen.runtime.build import Build, lowered
+from gdn_codegen.runtime.call import choose, choose_decode
+from gdn_codegen.runtime.call.device import described, gpu
+from gdn_codegen.runtime.call.gradient_builds import _fitting, asked_of
+from gdn_codegen.runtime.call.tables import Extent
+from gdn_codegen.schedule import ScheduleError, named, varied
+from gdn_codegen.schedule.contract import PLAIN
+
+SMALL = {"sm_80 x 108": 163, "sm_89 x 142": 99}
+
+
+def shared(b):
+    """The bytes that each kernel of a build takes."""
+    return [packed_bytes(k) for k in lowered(b).kernels]
+
+
+@pytest.mark.parametrize("words, kib", [*SMALL.items(), ("NVIDIA A100-SXM4-80GB", 163), ("sm_120 x 170", 99), ("NVIDIA H200", 0),
+                                        ("sm_100 x 148", 0), ("cpu", 0)])
+def test_what_dispatch_knows_of_a_gpu(words, kib):
+    assert described(words).shared_kib == kib
+
+
+def test_amds_gpus_have_other_limits():
+    assert gpu("", "sm_80", 104, amd=True).shared_kib == 0
+
+
+@pytest.mark.parametrize("target, kib", [("tilelang", 163), ("triton", 0)])
+def test_the_build_of_a_call_says_how_much_it_may_take(target, kib):
+    call = a_call(Extent(16, 16, 1, 8192), torch.bfloat16, "meta", (128, 128), PLAIN, target=target)
+    choose.kept_choice.cache_clear()
+    assert choose.choice(call, described("NVIDIA A100-SXM4-80GB")).build.plan.shared_kib == kib
+    assert choose.choice(call, described("NVIDIA H200")).build.plan.shared_kib == 0
+    choose.kept_choice.cache_clear()
+
+
+@pytest.mark.parametrize("words", SMALL)
+@pytest.mark.parametrize("page, size", [*((p, 128) for p in algorithms.names()), ("kimi_delta_attention", 192), ("mamba2", 192)])
+def test_every_page_has_builds_that_fit(page, size, words):
+    """Forward and backward passes of TileLang. Of K = 192 loads come early to buffers of their own, whose rows are padded."""
+    on, limit = described(words), SMALL[words] * 1024
+    b = Build("tilelang", algorithm=page, dtype="bfloat16", head_dim_k=size, head_dim_v=size)
+    found, why = choose.first(torch.device("cuda"), ("model", (
+        (x.for_shared(on.shared_kib), reason) for x, reason in choose.modelled(b, on.arch, False, (0, 3, 12), None))))
+    assert found, why
+    gradient = _fitting(asked_of(b, True), "tilelang", on, 64, torch.device("cuda"), (0, 3, 12), True, False)
+    assert not isinstance(gradient, str), gradient
+    for x in (found.build, *gradient.all):
+        assert x.plan.shared_kib == SMALL[words] and max(shared(x)) <= limit, (x.name, shared(x))
+
+
+def test_decoding_steps_fit():
+    """Eight tokens of a state in float32 take more than 163 KiB otherwise."""
+    call = a_call(Extent(2, 2, 4, 32), torch.float32, "meta", (256, 256), PLAIN, algorithm="rwkv7", target="tilelang")
+    choose_decode.kept_choice.cache_clear()
+    found = [choose_decode.kept_choice(call, Extent(2, 2, 4, 32), ("tilelang",), described(x)) for x in (*SMALL, "NVIDIA H200")]
+    choose_decode.kept_choice.cache_clear()
+    for choice, kib in zip(found, (163, 99, 0), strict=True):
+        assert choice is None or (choice.build.plan.shared_kib == kib and max(shared(choice.build)) <= (kib or 227) * 1024)
+    assert found[2] is not None
+
+
+@pytest.mark.parametrize("arch, kib", [("sm_80", 163), ("sm_89", 99), ("sm_100", 0)])
+def test_a_build_that_is_compiled_for_a_gpu_fits_it(arch, kib):
+    words = ["build", "--target", "tilelang", "--algorithm", "gated_delta_rule_2", "--dtype", "bfloat16", "--compile", arch]
+    (found,) = options.choices(parser().parse_args(words))
+    assert found.build.plan.shared_kib == kib and max(shared(found.build)) <= (kib or 227) * 1024
+
+
+def test_a_schedule_says_how_much_a_block_may_take():
+    """The text of a kernel that fits anyway is the same."""
+    large = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16", schedule="fused")
+    with pytest.raises(ScheduleError, match="shared of hopper with 99 KiB has 101376 bytes"):
+        lowered(large.for_shared(99))
+    small = Build("tilelang", head_dim_k=32, head_dim_v=32)
+    assert lowered(small.for_shared(99)) == lowered(small) and small.for_shared(0) == small
+    assert small.for_shared(99).plan == varied(named(small.plan.name).name, shared_kib=99)
+
+
+@pytest.mark.slow
+def test_tilelang_sums_columns_of_products_on_an_a100():
+    """It did not where a warp had several blocks of 16 rows."""
+    T = pytest.importorskip("tilelang.language")
+    from gdn_codegen.emit.tilelang.device.products import gemm_cuda
+    from gdn_codegen.emit.tilelang.device.sums import column_sum_cuda
+
+    @T.prim_func
+    def kernel(a: T.Tensor((64, 64), "bfloat16"), out: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=256):
+            x, y = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 128), "bfloat16")
+            z, total = T.alloc_fragment((64, 128), "float32"), T.alloc_shared((128,), "float32")
+            T.copy(a, x)
+            for i, j in T.Parallel(64, 128):
+                y[i, j] = a[i, j % 64]
+            gemm_cuda(x, y, z)
+            column_sum_cuda(z, total)
+            T.copy(total, out)
+
+    compiled_for(kernel, "sm_80")
+
+
+@pytest.mark.slow
+def test_tilelang_sums_vectors_whose_length_is_no_power_of_two():
+    """It did not by more threads than entries, so that gradients with V = 192 did not compile."""
+    T = pytest.importorskip("tilelang.language")
+    from gdn_codegen.emit.tilelang.device.sums import vector_sum_cuda
+
+    @T.prim_func
+    def kernel(a: T.Tensor((192,), "float32"), out: T.Tensor((1,), "float32")):
+        with T.Kernel(1, threads=512):
+            x, total = T.alloc_shared((192,), "float32"), T.alloc_shared((1,), "float32")
+            T.copy(a, x)
+            vector_sum_cuda(x, total)
+            T.copy(total, out)
+
+    compiled_for(kernel, "sm_90a")
+
+
+def compiled_for(kernel, arch):
+    """The kernel as CUDA, which TileLang refuses to write if it finds no layouts."""
+    import tilelang
+    with tilelang.tvm.target.Target({"kind": "cuda", "arch": arch}) as target:
+        return tilelang.lower(kernel, target=target, enable_device_compile=False)
