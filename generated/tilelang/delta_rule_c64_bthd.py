@@ -388,10 +388,11 @@ def staged_cuda(shape, dtype):
     return x
 
 
-def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True, policy=T.GemmWarpPolicy.FullRow):
+def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
     """acc = A @ B, or acc + A @ B, on the matrix units. Warps share out rows first: of a tile of mma.sync (GPUs before Hopper)
     TileLang 0.1.15 has no sums of columns where a warp has more than 16 rows, or two warps have the same rows."""
-    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=policy, clear_accum=clear_accum)
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=T.GemmWarpPolicy.FullRow,
+                  clear_accum=clear_accum)
 
 
 @T.macro
@@ -2677,8 +2678,9 @@ class TileLangLauncher:
 
     def compiled(self, name: str, arch: str) -> Any:
         """The kernel, compiled by nvcc. TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-        with self.locked(name, arch):
-            return tilelang.compile(self.program(name), target={"kind": "cuda", "arch": arch}, pass_configs=self.passes[name])
+        target = {"kind": "cuda", "arch": arch}
+        with self.locked(name, arch), tilelang.tvm.target.Target(target):  # some device functions ask for it
+            return tilelang.compile(self.program(name), target=target, pass_configs=self.passes[name])
 
     def run_on_cpu(self, name: str, tensors: Sequence[Any], rest: Sequence[Any]) -> None:
         """Run a kernel compiled for the CPU. Tensors in bfloat16, which the C backend does not have, are widened to float32."""

@@ -2973,8 +2973,9 @@ class TileLangLauncher:
 
     def compiled(self, name: str, arch: str) -> Any:
         """The kernel, compiled by nvcc. TileLang keeps it on disk, in TILELANG_CACHE_DIR, for other processes too."""
-        with self.locked(name, arch):
-            return tilelang.compile(self.program(name), target={"kind": "cuda", "arch": arch}, pass_configs=self.passes[name])
+        target = {"kind": "cuda", "arch": arch}
+        with self.locked(name, arch), tilelang.tvm.target.Target(target):  # some device functions ask for it
+            return tilelang.compile(self.program(name), target=target, pass_configs=self.passes[name])
 
     def run_on_cpu(self, name: str, tensors: Sequence[Any], rest: Sequence[Any]) -> None:
         """Run a kernel compiled for the CPU. Tensors in bfloat16, which the C backend does not have, are widened to float32."""

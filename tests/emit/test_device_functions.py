@@ -19,7 +19,8 @@ GIVEN = {tilelang: {"T", "tilelang", "math", "HELPERS"}, triton: {"triton", "tl"
 FILES = {tilelang: TILELANG, triton: [triton.FILE]}
 BUILDS = [Build("tilelang"), Build("tilelang", schedule="staged", dtype="float32"), Build("tilelang", dtype="bfloat16"),
           Build("tilelang", schedule=varied("walk", value_heads=4, partition="decay")),
-          Build("tilelang", schedule="fused_walk", arch="sm_90a"), Build("tilelang", head_dim_k=100, head_dim_v=100),
+          Build("tilelang", schedule="fused_walk", arch="sm_90a"), Build("tilelang", schedule="walk", arch="sm_90a"),
+          Build("tilelang", head_dim_k=100, head_dim_v=100),
           Build("triton"), Build("triton", schedule="staged", dtype="bfloat16"),
           Build("triton", schedule=varied("walk", partition="decay"))]
 
@@ -76,6 +77,8 @@ def test_forms_of_a_function_take_the_same():
         cpu, cuda = signature(known[f"{n}_cpu"].text), signature(known[f"{n}_cuda"].text)
         assert cpu is None or cuda is None or cuda[:len(cpu)] == cpu, n
         assert cpu is None or cuda is None or cuda[len(cpu):] in ([], ["thread", "threads"], ["thread", "warp"]), n
+    of_hopper = {n: n.removesuffix("_sm_90a") for n in known if n.endswith("_sm_90a")}
+    assert of_hopper and all(signature(known[n].text) == signature(known[f"{x}_cuda"].text) for n, x in of_hopper.items())
 
 
 @pytest.mark.parametrize("b", BUILDS, ids=lambda b: f"{b.target}-{b.name}")
@@ -92,7 +95,7 @@ def test_a_module_has_the_functions_that_it_uses_and_no_others(b):
         assert any(n.endswith("_cpu") for n in defined) == (not b.arch)
         kernels = head[head.index("# --- kernels"):]
         for n in set(re.findall(r"\bt\.(\w+)", kernels)):
-            assert len(re.findall(rf"\b{n}={n}(?:_cpu|_cuda)?\b", head)) == (1 if b.arch else 2), n
+            assert len(re.findall(rf"\b{n}={n}(?:_cpu|_cuda|_sm_90a)?\b", head)) == (1 if b.arch else 2), n
 
 
 def test_a_function_that_no_device_has_is_refused():

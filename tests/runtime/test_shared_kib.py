@@ -84,10 +84,11 @@ def test_a_schedule_says_how_much_a_block_may_take():
     assert small.for_shared(99).plan == varied(named(small.plan.name).name, shared_kib=99)
 
 
-@pytest.mark.slow
-def test_tilelang_sums_columns_of_products_on_an_a100():
-    """It did not where a warp had several blocks of 16 rows."""
-    T = pytest.importorskip("tilelang.language")
+def sums_of_columns():
+    """A kernel that sums the columns of a product. It did not compile where a warp had several blocks of 16 rows, before Hopper,
+    and where threads exchanged several sums at a time, on GPUs after it."""
+    import tilelang.language as T
+
     from gdn_codegen.emit.tilelang.device.products import gemm_cuda
     from gdn_codegen.emit.tilelang.device.sums import column_sum_cuda
 
@@ -103,13 +104,13 @@ def test_tilelang_sums_columns_of_products_on_an_a100():
             column_sum_cuda(z, total)
             T.copy(total, out)
 
-    compiled_for(kernel, "sm_80")
+    return kernel
 
 
-@pytest.mark.slow
-def test_tilelang_sums_vectors_whose_length_is_no_power_of_two():
-    """It did not by more threads than entries, so that gradients with V = 192 did not compile."""
-    T = pytest.importorskip("tilelang.language")
+def sum_of_192():
+    """A kernel that sums 192 numbers. It did not compile with more threads than numbers, so that no gradient with V = 192 did."""
+    import tilelang.language as T
+
     from gdn_codegen.emit.tilelang.device.sums import vector_sum_cuda
 
     @T.prim_func
@@ -120,11 +121,14 @@ def test_tilelang_sums_vectors_whose_length_is_no_power_of_two():
             vector_sum_cuda(x, total)
             T.copy(total, out)
 
-    compiled_for(kernel, "sm_90a")
+    return kernel
 
 
-def compiled_for(kernel, arch):
-    """The kernel as CUDA, which TileLang refuses to write if it finds no layouts."""
-    import tilelang
+@pytest.mark.slow
+@pytest.mark.parametrize("make, arch", [*((sums_of_columns, a) for a in ("sm_80", "sm_89", "sm_90a", "sm_100", "sm_120")),
+                                        (sum_of_192, "sm_80"), (sum_of_192, "sm_90a"), (sum_of_192, "sm_100")])
+def test_tilelang_has_sums_on_each_gpu(make, arch):
+    """It refuses to write CUDA text for a kernel for which it finds no layouts."""
+    tilelang = pytest.importorskip("tilelang")
     with tilelang.tvm.target.Target({"kind": "cuda", "arch": arch}) as target:
-        return tilelang.lower(kernel, target=target, enable_device_compile=False)
+        assert tilelang.lower(make(), target=target, enable_device_compile=False).kernel_source

@@ -4,16 +4,17 @@ import math
 import tilelang.language as T
 
 
-def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True, policy=T.GemmWarpPolicy.FullRow):
+def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
     """acc = A @ B, or acc + A @ B, on the matrix units. Warps share out rows first: of a tile of mma.sync (GPUs before Hopper)
     TileLang 0.1.15 has no sums of columns where a warp has more than 16 rows, or two warps have the same rows."""
-    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=policy, clear_accum=clear_accum)
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=T.GemmWarpPolicy.FullRow,
+                  clear_accum=clear_accum)
 
 
 def gemm_sm_90a(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
     """The same in builds for Hopper. Tiles of wgmma have sums of columns however warps share them out, but for float32."""
-    policy = T.GemmWarpPolicy.FullRow if "float32" in (A.dtype, B.dtype) else T.GemmWarpPolicy.Square
-    return gemm_cuda(A, B, acc, transpose_A, transpose_B, clear_accum, policy)
+    first = T.GemmWarpPolicy.FullRow if "float32" in (A.dtype, B.dtype) else T.GemmWarpPolicy.Square
+    return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=first, clear_accum=clear_accum)
 
 
 @T.macro

@@ -1,6 +1,7 @@
 """Sums along a dim of a tile, and running sums. `least`: a bound from below on each term, or None."""
 import math
 
+import tilelang
 import tilelang.language as T
 
 from .headers import HELPERS
@@ -119,12 +120,21 @@ def row_sum_cuda(src, dst):
         dst[i] = total[i]
 
 
+def sums_at_a_time(many):
+    """How many sums threads may exchange at a time: `many`, but one for GPUs from sm_100 on. There TileLang 0.1.15 packs several
+    into a variable that it does not declare."""
+    target = tilelang.tvm.target.Target.current(allow_none=True)
+    arch = str(target.attrs["arch"]) if target is not None and "arch" in target.attrs else ""
+    digits = "".join(x for x in arch if x.isdigit())
+    return 1 if arch.startswith("sm_") and int(digits) >= 100 else many
+
+
 @T.macro
 def column_sum_cuda(src, dst, batch=0):
     """The sum of each column, by a thread block. Threads exchange `batch` sums at a time, at most as many as one has columns. 0:
     four where the tile is as large as a product's sum, of which a thread has at least four columns."""
     total = T.alloc_fragment((src.shape[1],), dst.dtype)
-    T.reduce_sum(src, total, dim=0, batch=batch or (4 if min(src.shape) >= 64 else 1))
+    T.reduce_sum(src, total, dim=0, batch=sums_at_a_time(batch or (4 if min(src.shape) >= 64 else 1)))
     for i in T.Parallel(src.shape[1]):
         dst[i] = total[i]
 
