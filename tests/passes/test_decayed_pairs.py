@@ -12,7 +12,7 @@ from gdn_codegen.emit.base import EmitError
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last, lower, strictly_lower
 from gdn_codegen.ir.core import Kernel, Op
 from gdn_codegen.ir.ops import BESIDE, OPS
-from gdn_codegen.passes.storage import layouts
+from gdn_codegen.passes.storage import padded_tiles
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.schedule import varied
 from gdn_codegen.schedule.contract import PLAIN, Contract
@@ -116,7 +116,7 @@ def test_first_operands_of_one_call_lie_alike(monkeypatch: pytest.MonkeyPatch) -
     so once, with a computed tile, and its self-check refused it."""
     b = build(f"{__file__}:two_firsts")
     assert [o.attr(BESIDE) for o in found(b)] == [2, 2] and "t.decayed_pairs((" in render(b)
-    monkeypatch.setattr(layouts, "BESIDE", "nothing")
+    monkeypatch.setattr(padded_tiles, "BESIDE", "nothing")
     lowered.cache_clear()
     with pytest.raises(EmitError, match=r"beside another one, and their tiles have shapes and padding .*accepted: equal ones"):
         render(b)
