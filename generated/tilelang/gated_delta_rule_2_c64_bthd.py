@@ -389,8 +389,8 @@ def staged_cuda(shape, dtype):
 
 
 def gemm_cuda(A, B, acc, transpose_A=False, transpose_B=False, clear_accum=True):
-    """acc = A @ B, or acc + A @ B, on the matrix units. Warps share out rows first: of a tile of mma.sync (GPUs before Hopper)
-    TileLang 0.1.15 has no sums of columns where a warp has more than 16 rows, or two warps have the same rows."""
+    """acc = A @ B, or acc + A @ B, on the matrix units. Warps share out rows first: TileLang 0.1.15 then has sums of columns of a
+    product by mma.sync (GPUs before Hopper) with 64 rows. It has none if warps share out rows and columns, or of 128 rows."""
     return T.gemm(A, B, acc, transpose_A=transpose_A, transpose_B=transpose_B, policy=T.GemmWarpPolicy.FullRow,
                   clear_accum=clear_accum)
 

@@ -85,8 +85,8 @@ def test_a_schedule_says_how_much_a_block_may_take():
 
 
 def sums_of_columns():
-    """A kernel that sums the columns of a product. It did not compile where a warp had several blocks of 16 rows, before Hopper,
-    and where threads exchanged several sums at a time, on GPUs after it."""
+    """A kernel that sums the columns of a product. It did not compile for GPUs before Hopper, where warps shared out rows and
+    columns, nor for those after it, where threads exchanged several sums at a time."""
     import tilelang.language as T
 
     from gdn_codegen.emit.tilelang.device.products import gemm_cuda
