@@ -193,7 +193,7 @@ def numbers(k: Kernel) -> tuple[str, ...]:
 
 def written(p: Program, k: Kernel) -> tuple[str, ...]:
     """The tensors that a kernel stores to, in the program's order."""
-    kinds = ("store", "clear_counter", "claim_item")
+    kinds = ("store", "clear_counter", "claim_item", "set_if_negative")
     names = {t.over or t.name for o in k.ops if o.kind in kinds for t in [p.tensor(o.attr("tensor"))]}
     return tuple(x.name for x in touched(p, k) if x.name in names)
 

@@ -28,7 +28,8 @@ def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     These are the tensors that it loads or stores, the tensors with the numbers of their tiles, and the one that marks skipped
     sequences.
     """
-    reads = ("load", "store", "warm_up_length", "scalar", "resume", "clear_counter", "claim_item")
+    reads = ("load", "store", "warm_up_length", "scalar", "resume", "clear_counter", "claim_item", "set_if_negative",
+             "return_if_zero", "return_if_set")
     named = {o.attr(x) for o in k.ops if o.kind in reads for x in ("tensor", "kept", "parents")}
     used = [t for t in p.tensors if t.name in named]
     names = {t.over or t.name for t in used} | {t.at for t in used} | {p.skips}
@@ -59,7 +60,7 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
             *(f"{t.name}{WIDTH_OF}" for t in tensors if t.index == "numbers"),
             *([EVERY] if any(t.index == "checkpoint" and not t.at for t in stored) else []),
             *([SUMMED] if k.spans or k.start == "unless_summed"
-              or any(o.kind == "warm_up_length" and o.attr("tensor") for o in k.ops) else []),
+              or any(o.kind == "warm_up_length" and o.attr("tensor") and not o.attr("longest") for o in k.ops) else []),
             *(f"{CLEAR}{t.name}" for t in p.clears(k)),
             *([AT_A_TIME] if any(o.kind == "claim_item" for o in k.ops) else []),
             *((INSTANCES, UNITS) if k.spans else ()), *(x for t in tensors for x in strides(t)))

@@ -5,6 +5,7 @@ Below the line the file is copied into generated modules word for word. Each cal
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -128,6 +129,12 @@ def _integers(p: Plan, indices: Any) -> list[Any]:
     return [found.get(name, found.get("state_indices")) for name in p.tables.indices]
 
 
+def _last(p: Plan, indices: Any) -> list[Any]:
+    """The last tensors of a call: those of integers, and those that only an earlier build has."""
+    made = [x.fill_(math.nan) if p.host.poison and x.is_floating_point() else x for x in map(_new, p.more)]
+    return [*_integers(p, indices), *made] if p.tables.indices else made
+
+
 def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
     """A function that runs the plan: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the call's tensors, in the
     order of `Tables.tensors`. The arguments here are those that the plan was made for."""
@@ -175,8 +182,8 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             ends = _filled(equal_rows, batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
-        if t.indices:
-            memory += _integers(p, indices)
+        if t.indices or p.more:
+            memory += _last(p, indices)
         for launch, tensors, used in picked:
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if copied:

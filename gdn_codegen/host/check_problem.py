@@ -70,6 +70,9 @@ class CheckProblem:
     STEP = 16
     #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
     RATES = (2.0, 0.0, 0.02, 0.3)
+    #: The largest log decay of a token where all heads forget fast, by value head, without its sign. The least is half of it. So
+    #: warm-ups have one chunk of 16 tokens, and several.
+    FAST = (4.0, 0.25)
     #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
     ALIKE = 1 - 2 ** -8
     #: Factors of the rows that tokens have, in the order in which they are tried, until no result is above LARGEST. A page may
@@ -105,10 +108,13 @@ class CheckProblem:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool) -> tuple[dict[str, torch.Tensor], Expected]:
-        """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool, fast: bool = False
+               ) -> tuple[dict[str, torch.Tensor], Expected]:
+        """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`.
+
+        fast: whether all heads forget fast."""
         for factor in self.FACTORS:
-            x = self.drawn(lengths, heads, factor)
+            x = self.drawn(lengths, heads, factor, fast)
             found = self.expected(x, lengths, heads, given)
             by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
             if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
@@ -135,16 +141,18 @@ class CheckProblem:
         """Whether operands of products may be rounded tiles of this input of chunks: no vectors, and no exponents."""
         return name not in self.tables.held and len(self.tables.chunk_dims[name]) > 1
 
-    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0) -> dict[str, torch.Tensor]:
+    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0, fast: bool = False
+              ) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
-        factor: of rows that are not log decays, and of tiles of chunks that are no sums of them."""
+        factor: of rows that are not log decays, and of tiles of chunks that are no sums of them. fast: as for `solved`."""
         tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
         out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
-        rate = torch.tensor([0.0 if self.without_gates else self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        rates = self.FAST if fast else (0.0,) if self.without_gates else self.RATES
+        rate = torch.tensor([rates[j % len(rates)] for j in range(heads[1])], **on_cpu)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
         keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
@@ -154,18 +162,19 @@ class CheckProblem:
             if not dims or name in tables.decays:
                 page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
+                    page = -(0.5 + page / 2 if fast else 2 * page) * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
             else:
                 page = page * factor
-            x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
+            raw = normal.abs() if fast and name in tables.decays else normal  # raw gates, of which more forget more
+            x = self.draws[name](page, raw, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
         for name, _, dims, dtype in tables.head_inputs:
             normal = torch.randn(heads[1], *dims, generator=gen, **on_cpu)
             page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
-            x = self.draws[name](None, normal, forgets) if name in self.draws else page
+            x = self.draws[name](None, normal.abs() if fast else normal, forgets) if name in self.draws else page
             out[name] = x.to(self.DTYPES[dtype])
         for name, dims in tables.initial:
             x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2

@@ -13,6 +13,7 @@ import torch
 
 from .arguments import _check_chunks, _check_flag, _check_given, _check_number
 from .call import caller
+from .pair import _launch_first
 from .parts import COMPARED, FINEST, LONG, SEARCHED, _cheapest_span, _lengths, _needs_summaries
 from .plan import Plan
 from .tables import Tables
@@ -58,7 +59,7 @@ class Host:
     poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: the values of cu_seqlens and
     state_indices are checked on a GPU too, and the call waits for that (GDN_CODEGEN_CHECK=1). partition, part_chunks: True if
     sequences are split into parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by
-    kind of arguments.
+    kind of arguments. earlier: of the second module of a pair, the Host of the first one (`Tables.declined`).
     """
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
@@ -71,6 +72,7 @@ class Host:
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
         self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
         self.plans: dict[Any, Plan] = {}
+        self.earlier: Host | None = None
         self.kind = _kind_and_place if tables.strided else _kind
         self.outputs = tables.place("outputs")
         self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
@@ -103,13 +105,19 @@ class Host:
 
     def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
                 wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> Plan:
-        """The plan of arguments of this kind. It is made once, and checks them then."""
-        kind, longest = self.kind, longest if self.tables.part_cost is not None else 0
+        """The plan of arguments of this kind. It is made once, and checks them then. It launches those of `earlier` first."""
+        in_parts = any(x is not None and x.tables.part_cost is not None for x in (self, self.earlier))
+        kind, longest = self.kind, longest if in_parts else 0
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                *map(kind, indices), every, longest)
         plan = self.plans.get(key)
         if plan is None:
+            if self.tables.declined and self.earlier is None:
+                _fail("schedule", self.tables.name, "a build that runs alone; this one is half of a pair, which ops choose")
             plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
+            if self.earlier is not None:
+                first = Plan(self.earlier, given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
+                _launch_first(plan, first)
             plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
@@ -184,7 +192,7 @@ class Host:
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
-        of the call, for builds that make parts or whose launcher divides one workspace."""
+        of the call, for builds that make parts or whose launcher divides one workspace. With those of `earlier`."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
@@ -193,8 +201,8 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
-        shared = 0
+        others = self.earlier.workspace_bytes(tokens, sequences, value_heads, device) if self.earlier is not None else 0
         if t.shared:
-            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
-        return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
+            others += self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+        return others + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
                             for n, rows in held for _, dims, dtype in rows)

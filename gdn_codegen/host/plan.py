@@ -82,7 +82,7 @@ class Plan:
         self.expect_outs(outs)
         self.lay_out()
         self.count(given, states, outs)
-        self.launches = self.launched()
+        self.launches, self.more = self.launched(), list[torch.Tensor]()  # more: like tensors that only an earlier build has
         self.ends_as_they_are = self.packed and _is_plain(cu_seqlens, torch.int32)
         looks = host.check or self.device.type == "cpu"
         self.check_ends, self.check_numbers = self.packed and looks, bool(t.indices) and looks
@@ -208,7 +208,7 @@ class Plan:
                                        self.longest)
             chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
             longest = self.longest if chooses and self.longest else self.tokens
-            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost))
+            self.summed = int(bool(t.summaries) and _needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost))
             chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
             if chooses:
                 self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
@@ -233,7 +233,7 @@ class Plan:
         if t.cleared:
             ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
         ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
-        if t.counters:
+        if any("blocks_at_a_time" in names for names in t.ints.values()):
             ints["blocks_at_a_time"] = torch.cuda.get_device_properties(self.device).multi_processor_count
         if not t.strided:
             return
@@ -248,10 +248,10 @@ class Plan:
         """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
         counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
-        batched = not self.packed and self.tokens > 0
-        sizes = (self.sequences, self.tokens, int(batched), self.heads, self.value_heads, self.slots,
+        sizes = (self.sequences, self.tokens, int(not self.packed and self.tokens > 0), self.heads, self.value_heads, self.slots,
                  *((self.parts, self.span) if t.part_cost is not None else ()))
-        skipped = (*(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens else ()))
+        first = bool(t.declined) and self.host.earlier is None  # of a pair: such a kernel clears the counter
+        skipped = *(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens and not first else ())
         instances = {row[0]: counts[row[1]] * self.value_heads * row[2] for row in t.kernels if row[0] not in skipped}
         if together := getattr(self.host.launcher, "together", None):
             together(tuple(n for n, count in instances.items() if count), self.device)

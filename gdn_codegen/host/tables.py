@@ -34,9 +34,9 @@ class Tables:
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns. zeroed: those
     of saved that callers add up over all slots: a gradient's shares by chunk. The host clears them first.
     backward: chunks are walked from the last to the first.
-    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
-    between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
-    head.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. declined: the counter that is not
+    zero if the first of two builds has declined a call; both run only in a pair. shared: (name,), if all tiles between kernels
+    and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -48,8 +48,9 @@ class Tables:
 
     part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
     to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
-    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time. forgets: the one
-    of chunk_inputs of which it is found.
+    kernels that bound the length of a warm-up. They run in calls with several parts; with `declined` in all calls, as one of them
+    clears the counter. warm_ups: True if the length of a warm-up is found at run time. forgets: the one of chunk_inputs of which
+    it is found.
 
     decays: inputs that are logs of decays. state: "kv" or "vk",
     the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
@@ -84,6 +85,7 @@ class Tables:
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
+    declined: str = ""
     shared: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()

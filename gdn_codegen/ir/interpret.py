@@ -62,6 +62,7 @@ class Problem:
 #: The kinds of ops whose meaning is here, since it depends on more than operands: on the instance, or on the op's own type.
 OWN_MEANING = frozenset({
     "load", "store", "resume", "warm_up_length", "return_unless_negative", "claim_part", "clear_counter", "claim_item",
+    "set_if_negative", "return_if_zero", "return_if_set",
     "next_item", "const", "scalar", "cast", "full", "eye", "expand", "row_max", "of_token", "valid", "latest"})
 
 #: Those of them that take rows by the place of the chunk.
@@ -192,7 +193,7 @@ class Interpreter:
             for h in range(0, self.problem.value_heads, k.batch.in_body):
                 for b in range(blocks):
                     if k.grid == "sequences":
-                        self.body(k, body, dict(outer), _At(n, h, -1, b, next(iteration)), sizes)
+                        self.instance(k, body, dict(outer), _At(n, h, -1, b, next(iteration)), sizes)
                         continue
                     if k.grid == "parts":
                         for i in self.instances(range(self.problem.parts(n, chunk))):
@@ -200,7 +201,12 @@ class Interpreter:
                                 self.part(k, body, dict(outer), _At(n, h, -1, b, part=i, half=half), sizes)
                         continue
                     for c in range(-(-length // chunk)):
-                        self.body(k, body, dict(outer), _At(n, h, c, b, next(iteration)), sizes)
+                        self.instance(k, body, dict(outer), _At(n, h, c, b, next(iteration)), sizes)
+
+    def instance(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:
+        """Run the body of one instance of a kernel over sequences or chunks, until an op ends it."""
+        with contextlib.suppress(_Leave):
+            self.body(k, body, env, at, sizes)
 
     def sequences(self) -> list[tuple[int, int]]:
         """The sequences that are not skipped, with their lengths."""
@@ -306,6 +312,12 @@ class Interpreter:
         elif kind == "return_unless_negative":
             if env[o.args[0]] >= 0:
                 raise _Leave
+        elif kind == "set_if_negative":
+            if env[o.args[0]] < 0:
+                self.memory[attrs["tensor"]].fill_(1)
+        elif kind in ("return_if_zero", "return_if_set"):
+            if (self.memory[attrs["tensor"]] == 0) == (kind == "return_if_zero"):
+                raise _Leave
         elif kind == "claim_part":
             if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.half == 0):
                 raise _Leave
@@ -377,9 +389,9 @@ class Interpreter:
     def warm_up_length(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
         """The warm-up length of a part in chunks: the least number of chunks whose entries of the tensor sum to -`bound` or less.
 
-        -1 if it is more than `most` times the chunks of a part, or more than these and `limit`. If the sum stays above: all
-        chunks back to the sequence's first; but -1 if some sequence may need summaries and `most` such chunks would not reach the
-        bound.
+        -1 if it is more than `longest`; without that, if it is more than `most` times the chunks of a part, or more than these
+        and `limit`. If the sum stays above: all chunks back to the sequence's first; but without `longest` -1 if some sequence
+        may need summaries and `most` such chunks would not reach the bound.
         """
         part = at.part + attrs.get("parts_ahead", 0)
         if part == 0 or part >= self.problem.parts(at.seq, sizes["C"]):
@@ -387,7 +399,8 @@ class Interpreter:
         if "tensor" not in attrs:
             return -1
         first, total = self.own(at.to(part=part), sizes), 0.0
-        most = min(attrs["most"] * self.problem.span, self.problem.span + attrs["limit"])
+        alone = "longest" in attrs
+        most = attrs["longest"] if alone else min(attrs["most"] * self.problem.span, self.problem.span + attrs["limit"])
         slot = self.starts[at.seq] // sizes["C"] + at.seq
         for n in range(1, first + 1):
             total += float(self.memory[attrs["tensor"]][slot + self.along(attrs.get("step", 1), at, first - n), at.head])
@@ -396,7 +409,7 @@ class Interpreter:
             if total <= -attrs["bound"]:
                 return n
         longest = -(-max(self.problem.lengths) // sizes["C"])
-        return -1 if longest - self.problem.span > most and total * most > -attrs["bound"] * first else first
+        return -1 if not alone and longest - self.problem.span > most and total * most > -attrs["bound"] * first else first
 
     def headed(self, at: _At, o: Op) -> _At:
         """The position of the head that `o` belongs to. A head past the last is the last one."""

@@ -802,12 +802,17 @@ op("resume", "the state from which a chunk of a tree starts: the tile of `tensor
 op("warm_up_length", "the warm-up length of a part, in chunks: the least n for which the sum of `tensor` over the n chunks "
    "before the part is at most -`bound`. -1 if n is more than `most` times the chunks of a part, or more than these and `limit`. "
    "If the sum stays above: all chunks back to the sequence's first; but -1 if the call has summaries and so many chunks like "
-   "these would not reach the bound. `step`: -1 if parts are of a walk back. Without `tensor`: -1. "
+   "these would not reach the bound. `longest`: instead, -1 if n is more than so many chunks. `step`: -1 if parts are of a walk "
+   "back. Without `tensor`: -1. "
    "0 in the first part. `parts_ahead`: for the part this number of parts later; 0 past the last. `kept`: the tensor "
    "in which an earlier kernel stored it for all parts but the first, if that kernel ran",
    _scalar, effect="read",
-   attrs=("tensor", "bound", "most", "limit", "step", "parts_ahead", "kept"))
+   attrs=("tensor", "bound", "most", "limit", "longest", "step", "parts_ahead", "kept"))
 op("return_unless_negative", "ends the instance unless the number is negative", _takes_a_number, effect="write")
+op("set_if_negative", "sets the counter `tensor` to one if the number is negative", _takes_a_number, effect="write",
+   attrs=("tensor",))
+op("return_if_zero", "ends the instance if the counter `tensor` is zero", _effect, effect="write", attrs=("tensor",))
+op("return_if_set", "ends the instance if the counter `tensor` is not zero", _effect, effect="write", attrs=("tensor",))
 op("claim_part", "ends one of the two instances of a part. The operand is the warm-up length. The first instance, which starts "
    "earlier, continues if the length is more than half of the part's chunks; the second continues if it is not",
    _takes_a_number, effect="write")

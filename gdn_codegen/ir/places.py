@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 
 from .core import Kernel, Loop, Op, Program
 from .types import Tensor
@@ -45,15 +46,28 @@ def takes_columns(p: Program, k: Kernel, lp: Loop) -> bool:
 
 
 def miscounted(p: Program) -> Iterator[str]:
-    """An error text for each counter that the program does not use as it must: one kernel claims items from it, in a loop over
-    items, and an earlier kernel clears it. Each agent of a kernel that claims items goes on with them."""
+    """An error text for each counter that the program does not use as it must. Either one kernel claims items from it, in a loop
+    over items, and an earlier kernel clears it. Each agent of a kernel that claims items goes on with them. Or it says that the
+    first of two builds declined a call. In that one a kernel clears it, a later one sets it, and all after that end if it is set.
+    In the other one all kernels end if it is zero. They end before they write other memory."""
     for t in p.tensors:
         if t.index != "counter":
             continue
         uses = {kind: [n for n, k in enumerate(p.kernels) for o in k.ops if (o.kind, o.attr("tensor")) == (kind, t.name)]
-                for kind in ("clear_counter", "claim_item")}
-        cleared, claimed = uses.values()
-        if len(cleared) != 1 or len(claimed) != 1 or cleared >= claimed:
+                for kind in ("clear_counter", "claim_item", "set_if_negative", "return_if_set", "return_if_zero")}
+        cleared, claimed, is_set, by_set, by_zero = uses.values()
+        if is_set or by_set or by_zero:
+            every = [*range(len(p.kernels))]
+            first = len(cleared) == len(is_set) == 1 and cleared < is_set and by_set == every[is_set[0] + 1:] and not by_zero
+            if claimed or not (first or (by_zero == every and not (cleared or is_set or by_set))):
+                yield (f"counter {t.name} is cleared by kernels {cleared} and set by {is_set}; {by_set} end if it is set, and "
+                       f"{by_zero} if it is zero; accepted: all of {every} if it is zero, or if it is set those after one that "
+                       "sets it, which comes after one that clears it")
+            for k in p.kernels:
+                before = list(takewhile(lambda s: not isinstance(s, Op) or s.attr("tensor") != t.name, k.body))
+                if len(before) < len(k.body) and any(isinstance(s, Loop) or s.kind == "store" for s in before):
+                    yield f"kernel {k.name} ends by {t.name} after it writes other memory; accepted: before"
+        elif len(cleared) != 1 or len(claimed) != 1 or cleared >= claimed:
             yield (f"counter {t.name} is cleared by {len(cleared)} ops, and {len(claimed)} claim items from it; accepted: one, "
                    "and one of a later kernel")
     for k in p.kernels:

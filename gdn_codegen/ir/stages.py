@@ -48,6 +48,7 @@ LEGAL = {
     "cut..assigned placed..checked": """
         load.one_token store.one_token
         warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
+        clear_counter set_if_negative return_if_zero return_if_set index counter;
         Loop.warm_up Kernel.slices grid parts; loop part; loop before; loop last; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
@@ -70,7 +71,7 @@ LEGAL = {
         add_rows load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;
         batch interleaved""",
     "placed..checked": """
-        clear_counter claim_item next_item matmul.absent index counter;
+        claim_item next_item matmul.absent
         wait load.channel load.unfilled *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
         Kernel.lanes Kernel.piece Kernel.by_length Kernel.spans Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
     "synchronised..checked": "signal fence drain barrier warp_barrier load.tail load.begun Buffer.own Kernel.one_loop",

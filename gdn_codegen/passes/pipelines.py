@@ -52,6 +52,7 @@ from .algebra.whole_vectors import whole_vectors
 from .cut.boundaries import boundaries
 from .cut.comments import comments
 from .cut.decay_bound import decay_bound
+from .cut.if_declined import if_declined
 from .cut.kernels import cut
 from .cut.last_chunk import last_chunk
 from .cut.partition import partition
@@ -145,8 +146,9 @@ FRONT: Passes = (
     ("shared_tiles", lambda p, c: shared_tiles(p)),
     ("cut", lambda p, c: cut(p, c.schedule, dict(c.sizes), c.device.v_block, apart=isinstance(c.device, Cores))),
     ("last_chunk", lambda p, c: last_chunk(p)),
-    ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.device, c.dtype)),
+    ("warm_up_bounds", lambda p, c: warm_up_bounds(p, c.schedule, c.device, c.dtype)),
     ("partition", lambda p, c: partition(p, c.schedule, c.device, c.dtype)),
+    ("if_declined", lambda p, c: if_declined(p, c.schedule, c.device)),
     ("norms_from_products", lambda p, c: norms_from_products(p, c.schedule, c.dtype)),
     ("fewer_exponentials", lambda p, c: fewer_exponentials(p, c.schedule)),
     ("single_token", lambda p, c: single_token(p, c.schedule, c.device)),

@@ -40,7 +40,8 @@ class Build:
     algorithm: a name, FILE.py:FUNCTION, or a page itself; NAME.gradient and the like (`derived_pages`). chunk: tokens of a chunk.
     head_dim_k, head_dim_v: K and V. schedule: a name or a Schedule. heads: H and HV compiled in (pto), None for kernels that take
     them at run time. arch: the one architecture to build for ("sm_90a" of tilelang), "" for text that runs on any. contract: what
-    callers pass.
+    callers pass. earlier: for a schedule with `if_declined`, the build with partition="short" that runs before this one in each
+    call. None for builds that run alone, and for that one.
     """
 
     target: str
@@ -54,6 +55,7 @@ class Build:
     heads: Heads = None
     arch: str = ""
     contract: Contract = PLAIN
+    earlier: Build | None = None
 
     def __post_init__(self) -> None:
         """Replaces the layout by our name of it. ValueError for an option that no target, or not this one, accepts."""
@@ -77,6 +79,19 @@ class Build:
             named(self.schedule)
         elif not isinstance(self.schedule, Schedule):
             raise ValueError(f"schedule: got {self.schedule!r}; accepted: a name, or a Schedule")
+        self._check_pair()
+
+    def _check_pair(self) -> None:
+        """ValueError unless `earlier` is None, or the first of a pair of which this build is the second."""
+        x = self.earlier
+        if x is None:
+            return
+        same = ("target", "layout", "algorithm", "dtype", "head_dim_k", "head_dim_v", "heads", "arch")
+        fits = isinstance(x, Build) and x.plan.partition == "short" and self.plan.if_declined and (
+            all(getattr(x, n) == getattr(self, n) for n in same) and x.contract.unpromised() == self.contract.unpromised())
+        if not fits:
+            raise ValueError(f"earlier: got {x!r}; accepted: None, or before a schedule with if_declined=True a build with "
+                             f"partition='short' and the same {', '.join(same)} and contract")
 
     def _check_heads(self) -> None:
         """ValueError unless `heads` is None, or H and HV."""
@@ -214,7 +229,7 @@ def _command(b: Build) -> str:
         return f"render({_spelled_out(b)}) of gdn_codegen.runtime.build, {b.page.name} a page"
     file, colon, function = b.algorithm.rpartition(":")
     algorithm = re.sub(r"[^\w.+-]", "_", Path(file).name, flags=re.ASCII) + colon + function if colon else b.algorithm
-    if b.plan.name not in SCHEDULES:
+    if b.plan.name not in SCHEDULES or b.plan.if_declined or b.plan.partition == "short":  # no command makes half of a pair
         return f"render({_spelled_out(replace(b, algorithm=algorithm))}) of gdn_codegen.runtime.build"
     return (f"gdn_codegen build --target {b.target} --chunk {b.chunk} --layout {b.layout} --algorithm {algorithm}"
             f" --schedule {b.plan.name} --dtype {b.dtype} --head-dim-k {b.head_dim_k} --head-dim-v {b.head_dim_v}"

@@ -5,6 +5,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -60,19 +61,23 @@ def import_line(path: Path, function: str) -> str:
 
 
 def cached(b: Build) -> Path:
-    """The generated module of `b` in the package's cache."""
+    """The generated module of `b` in the package's cache. The second of a pair has a file for each first one."""
     text = render(b)
+    digest = cache.digest(text, *([cached(b.earlier).name] if b.earlier is not None else []))
     try:
-        return _written(cache.folder() / "modules" / b.target / f"{b.name}_{cache.digest(text)}.py", text)
+        return _written(cache.folder() / "modules" / b.target / f"{b.name}_{digest}.py", text)
     except OSError as e:
         raise ValueError(f"GDN_CODEGEN_CACHE: got {cache.folder()}: {e.strerror}; accepted: a folder that can be written") from e
 
 
 @lru_cache(maxsize=256)
 def module(b: Build) -> ModuleType:
-    """The generated module of `b`, built into the cache on first use."""
+    """The generated module of `b`, built into the cache on first use. The second of a pair launches both."""
     with first_call(f"building {b.target} {b.name}"):
-        return import_path(cached(b))
+        m = import_path(cached(b))
+    if b.earlier is not None and m.HOST.earlier is None:
+        m.HOST.earlier = copy(module(b.earlier).HOST)  # of its own, since a self-check changes it
+    return m
 
 
 def function(b: Build) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
 from ..derived_pages import Derived
-from ..devices.part_cost import of_chunks
+from ..devices.part_cost import of_chunks, of_short
 from ..emit.base import KernelText, quoted, stride_unit
 from ..host.tables import Tables
 from ..input_forms import INPUT_FORMS, draws, reads
@@ -75,6 +75,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         heads_per_instance=max(k.batch.heads if k.batch.way == "key_head" else 1 for k in p.kernels),
         units={t.name: stride_unit(p, t) for t in p.tensors if t.strided} if b.of.stride_units else {},
         state=c.state_layout, state_dtype=c.state_dtype, pool=c.pool, in_place=c.in_place, strided=c.strided,
+        declined=next((o.attr("tensor") for k in p.kernels for o in k.ops if o.kind.startswith("return_if_")), ""),
         cleared=any(t.cleared for t in outputs), **(_parts(b, p, most, bool(lengths)) if b.plan.partition else {}),
         decays=tuple(sorted(log_decays(read))), tf32=b.of.tf32 and b.dtype == "float32",
         check_chunks=max(slots, b.plan.stages, most + 1 if b.plan.partition else 1, 2) + 1)
@@ -107,7 +108,8 @@ def _parts(b: Build, p: Program, most: int, warm_ups: bool) -> dict[str, Any]:
     stored = bound.attr("tensor", "") if bound is not None else ""
     stored = stored if stored and page.tensor(stored).index == "slot" else ""
     totals = any(o.attr("tensor") for k in p.kernels for o in k.ops if o.kind == "warm_up_length")
-    return {"part_cost": of_chunks(b.device.part_cost, b.chunk), "part_chunks": b.plan.part_chunks, "most": most,
+    cost = of_short if b.plan.partition == "short" else of_chunks
+    return {"part_cost": cost(b.device.part_cost, b.chunk), "part_chunks": b.plan.part_chunks, "most": most,
             "summaries": those(k for k in p.kernels if any(o.kind == "return_unless_negative" for o in k.ops)),
             "bounds": those(k for k in p.kernels if k.slices > 1), "warm_ups": warm_ups and totals, "forgets": stored}
 

@@ -20,7 +20,7 @@ LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
 PREFETCHES = ("no", "operands", "loads", "all")
 WARM_UPS = ("all", "state")
-PARTITIONS = (None, "exact", "decay")
+PARTITIONS = (None, "exact", "decay", "short")
 
 #: Fields for cores that share no memory.
 OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots", "l0_slots", "v_piece", "walk_piece")
@@ -33,7 +33,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "k_piece": (0, 16, 32, 64), "walk_piece": (0, 16, 32, 64), "piece_warps": (0, 1, 2, 4, 8),
     "inverse_block": (0, 16, 32, 64), "cache_masks": (False, True), "longest_first": (False, True),
     "token_groups": ("early", "late"), "descriptors": (False, True), "persistent": (False, True),
-    "narrow_workspaces": (False, True), "by_length": (False, True), "padded_pieces": (False, True),
+    "narrow_workspaces": (False, True), "by_length": (False, True), "padded_pieces": (False, True), "if_declined": (False, True),
     "shared_kib": (0, 163, 99)}
 
 
@@ -66,7 +66,9 @@ class Schedule:
     padded_pieces: kernels over chunks take pieces of columns also where tiles have padding.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
     partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
-      summaries; "decay" uses a warm-up, and summaries where the state decays slowly; None does not split.
+      summaries; "decay" uses a warm-up, and summaries where the state decays slowly; "short" uses a warm-up of at most 128
+      tokens, and declines calls that need a longer one, which another build with `if_declined` then computes; None does not
+      split.
     part_chunks: chunks of a part. 0 leaves it to the host's cost model.
 
     value_heads: value heads that one instance of a chunk-parallel kernel with products handles. 0 is the device's number.
@@ -101,6 +103,8 @@ class Schedule:
       (Hopper under TileLang, without a partition).
     narrow_workspaces: tiles between kernels have the operands' dtype, also where elementwise ops read them. They are rounded once
       more, and take half the memory (all targets).
+    if_declined: kernels end at once unless a build with partition="short", which ran before, has declined the call (Hopper under
+      TileLang). Such a pair makes one call of an op. Neither runs alone.
     shared_kib: KiB of shared memory that a block of threads may take (TileLang): 163 as on an A100, 99 as on GPUs of compute
       capability 8.6, 8.9 and 12.0. 0: what an H100 has, 227.
     residuals: values, by names or roles with commas between them, that products read in two parts: rounded to the operands'
@@ -142,6 +146,7 @@ class Schedule:
     persistent: bool = False
     by_length: bool = False
     narrow_workspaces: bool = False
+    if_declined: bool = False
     shared_kib: int = 0
     residuals: str = ""
 
@@ -171,6 +176,9 @@ class Schedule:
         if self.persistent and self.partition:
             raise ScheduleError(f"schedule {self.name}: persistent=True with partition={self.partition!r}; accepted only without "
                                 "a partition")
+        if self.if_declined and (self.persistent or self.partition == "short"):
+            raise ScheduleError(f"schedule {self.name}: if_declined=True with partition={self.partition!r} and "
+                                f"persistent={self.persistent}; accepted only without 'short' and persistent")
         if self.by_length and self.partition:
             raise ScheduleError(f"schedule {self.name}: by_length=True with partition={self.partition!r}; accepted only without "
                                 "a partition")
@@ -200,6 +208,11 @@ class Schedule:
     def generic(self) -> bool:
         """Whether a group names a role, so that the schedule serves any page."""
         return any(n.startswith("@") for group in self.kernels for n in group)
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether walks of parts may start with a warm-up, whose length follows from the gates."""
+        return self.partition in ("decay", "short")
 
     @property
     def in_turns(self) -> bool:

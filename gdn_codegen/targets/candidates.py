@@ -91,12 +91,14 @@ class Asked:
 @dataclass(frozen=True)
 class Candidate:
     """A schedule that may serve a call. reason: why. chunk: tokens of a chunk, 0 for the call's. arch: the one architecture to
-    build for, "" for text that runs on any."""
+    build for, "" for text that runs on any. earlier: the schedule and the chunk of a build that runs before and declines
+    some calls; None for a build that runs alone."""
 
     schedule: str | Schedule
     reason: str = ""
     chunk: int = 0
     arch: str = ""
+    earlier: tuple[Schedule, int] | None = None
 
 
 def several(heads: int) -> int:

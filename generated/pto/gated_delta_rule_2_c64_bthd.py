@@ -2287,9 +2287,9 @@ class Tables:
     workspaces: (name, dims, dtype): one tile for each chunk slot and value head. saved: those that a call returns. zeroed: those
     of saved that callers add up over all slots: a gradient's shares by chunk. The host clears them first.
     backward: chunks are walked from the last to the first.
-    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. shared: (name,), if all tiles
-    between kernels and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value
-    head.
+    end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. declined: the counter that is not
+    zero if the first of two builds has declined a call; both run only in a pair. shared: (name,), if all tiles between kernels
+    and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -2301,8 +2301,9 @@ class Tables:
 
     part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
     to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
-    kernels that bound the length of a warm-up. warm_ups: True if the length of a warm-up is found at run time. forgets: the one
-    of chunk_inputs of which it is found.
+    kernels that bound the length of a warm-up. They run in calls with several parts; with `declined` in all calls, as one of them
+    clears the counter. warm_ups: True if the length of a warm-up is found at run time. forgets: the one of chunk_inputs of which
+    it is found.
 
     decays: inputs that are logs of decays. state: "kv" or "vk",
     the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
@@ -2337,6 +2338,7 @@ class Tables:
     backward: bool = False
     end_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     counters: tuple[tuple[str], ...] = ()
+    declined: str = ""
     shared: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
@@ -2997,7 +2999,7 @@ class Plan:
         self.expect_outs(outs)
         self.lay_out()
         self.count(given, states, outs)
-        self.launches = self.launched()
+        self.launches, self.more = self.launched(), list[torch.Tensor]()  # more: like tensors that only an earlier build has
         self.ends_as_they_are = self.packed and _is_plain(cu_seqlens, torch.int32)
         looks = host.check or self.device.type == "cpu"
         self.check_ends, self.check_numbers = self.packed and looks, bool(t.indices) and looks
@@ -3123,7 +3125,7 @@ class Plan:
                                        self.longest)
             chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
             longest = self.longest if chooses and self.longest else self.tokens
-            self.summed = int(_needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost))
+            self.summed = int(bool(t.summaries) and _needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost))
             chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
             if chooses:
                 self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
@@ -3148,7 +3150,7 @@ class Plan:
         if t.cleared:
             ints.update({f"clear_{row[0]}": int(self.clears and x is None) for row, x in zip(t.outputs, outs, strict=True)})
         ints["summed"], ints["checkpoint_chunks"] = self.summed, self.every
-        if t.counters:
+        if any("blocks_at_a_time" in names for names in t.ints.values()):
             ints["blocks_at_a_time"] = torch.cuda.get_device_properties(self.device).multi_processor_count
         if not t.strided:
             return
@@ -3163,10 +3165,10 @@ class Plan:
         """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
         counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
-        batched = not self.packed and self.tokens > 0
-        sizes = (self.sequences, self.tokens, int(batched), self.heads, self.value_heads, self.slots,
+        sizes = (self.sequences, self.tokens, int(not self.packed and self.tokens > 0), self.heads, self.value_heads, self.slots,
                  *((self.parts, self.span) if t.part_cost is not None else ()))
-        skipped = (*(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens else ()))
+        first = bool(t.declined) and self.host.earlier is None  # of a pair: such a kernel clears the counter
+        skipped = *(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens and not first else ())
         instances = {row[0]: counts[row[1]] * self.value_heads * row[2] for row in t.kernels if row[0] not in skipped}
         if together := getattr(self.host.launcher, "together", None):
             together(tuple(n for n, count in instances.items() if count), self.device)
@@ -3213,6 +3215,32 @@ class Plan:
             sources.append(("fixed", in_order) if name in self.in_order else ("given", n, (self.sequences, *width)))
         rows = functools.partial(_filled, self.equal_rows, self.batch, self.tokens, self.device)
         return NativeCall(sources, self.launches, rows)
+
+
+def _launch_first(plan: Plan, first: Plan) -> None:
+    """Let `plan` launch the kernels of `first` before its own. Both have the same arguments and results, and `first` declines
+    calls by a counter (`Tables.declined`), which both share. The workspaces of `first` lie after all tensors of `plan`."""
+    tables, others, place = plan.tables, first.tables, dict[int, int]()
+    # neither copies what the other reads as it is, and strides have the same units
+    read = [[x[1:] for x in p.expected] for p in (plan, first)]
+    assert read[0] == read[1] and (plan.fits, tables.units) == (first.fits, others.units)
+    assert not first.unread and not others.shared
+    workspaces = range(others.place("workspaces").start, others.place("part_workspaces").stop)
+    more: list[torch.Tensor] = []
+    for n, name in enumerate(others.tensors):
+        if n not in workspaces:
+            place[n] = tables.tensors.index(name)
+        elif name == others.declined:
+            place[n] = tables.tensors.index(tables.declined)
+        else:
+            place[n] = len(tables.tensors) + len(more)
+            more.append(first.kin[n - workspaces.start + len(others.outputs)])
+    numbers = [list(tables.scalars).index(n) for n in others.scalars]
+    launches = [(launch, [place[n] for n in tensors], [numbers[n] for n in used]) for launch, tensors, used in first.launches]
+    plan.more, plan.launches = more, [*launches, *plan.launches]
+    if plan.native is not None:
+        sources = [*plan.native.sources, *(("workspace", x) for x in more)]
+        plan.native = None if first.native is None else NativeCall(sources, plan.launches, plan.native.rows)
 
 
 def _aligned(given: Sequence[Any], outs: Sequence[Any]) -> list[bool]:
@@ -3326,6 +3354,12 @@ def _integers(p: Plan, indices: Any) -> list[Any]:
     return [found.get(name, found.get("state_indices")) for name in p.tables.indices]
 
 
+def _last(p: Plan, indices: Any) -> list[Any]:
+    """The last tensors of a call: those of integers, and those that only an earlier build has."""
+    made = [x.fill_(math.nan) if p.host.poison and x.is_floating_point() else x for x in map(_new, p.more)]
+    return [*_integers(p, indices), *made] if p.tables.indices else made
+
+
 def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence[Any]) -> Callable[..., list[Any]]:
     """A function that runs the plan: (given, numbers, states, outs, cu_seqlens, buffers, indices) -> the call's tensors, in the
     order of `Tables.tensors`. The arguments here are those that the plan was made for."""
@@ -3373,8 +3407,8 @@ def caller(p: Plan, given: Sequence[Any], outs: Sequence[Any], buffers: Sequence
             ends = _filled(equal_rows, batch, tokens, device)
         else:
             ends = cu_seqlens if ends_are_plain and cu_seqlens.data_ptr() % 16 == 0 else _plain(cu_seqlens, torch.int32)
-        if t.indices:
-            memory += _integers(p, indices)
+        if t.indices or p.more:
+            memory += _last(p, indices)
         for launch, tensors, used in picked:
             launch(tensors(memory), ends, [numbers[i] for i in used] if used else [])
         if copied:
@@ -3426,7 +3460,7 @@ class Host:
     poison: outputs and workspaces start as NaN, for tests (GDN_CODEGEN_POISON=1). check: the values of cu_seqlens and
     state_indices are checked on a GPU too, and the call waits for that (GDN_CODEGEN_CHECK=1). partition, part_chunks: True if
     sequences are split into parts, and chunks of a part, 0 to choose (GDN_CODEGEN_PARTITION, GDN_CODEGEN_PART_CHUNKS). plans: by
-    kind of arguments.
+    kind of arguments. earlier: of the second module of a pair, the Host of the first one (`Tables.declined`).
     """
 
     def __init__(self, tables: Tables, launcher: Callable[..., Callable[..., None]],
@@ -3439,6 +3473,7 @@ class Host:
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
         self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
         self.plans: dict[Any, Plan] = {}
+        self.earlier: Host | None = None
         self.kind = _kind_and_place if tables.strided else _kind
         self.outputs = tables.place("outputs")
         self.checkpoints = slice(0) if tables.rows or tables.positions else tables.place("checkpoints")  # the caller has its rows
@@ -3471,13 +3506,19 @@ class Host:
 
     def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
                 wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> Plan:
-        """The plan of arguments of this kind. It is made once, and checks them then."""
-        kind, longest = self.kind, longest if self.tables.part_cost is not None else 0
+        """The plan of arguments of this kind. It is made once, and checks them then. It launches those of `earlier` first."""
+        in_parts = any(x is not None and x.tables.part_cost is not None for x in (self, self.earlier))
+        kind, longest = self.kind, longest if in_parts else 0
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                *map(kind, indices), every, longest)
         plan = self.plans.get(key)
         if plan is None:
+            if self.tables.declined and self.earlier is None:
+                _fail("schedule", self.tables.name, "a build that runs alone; this one is half of a pair, which ops choose")
             plan = Plan(self, given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
+            if self.earlier is not None:
+                first = Plan(self.earlier, given, states, outs, cu_seqlens, buffers, wanted, indices, every, longest)
+                _launch_first(plan, first)
             plan.call = caller(plan, given, outs, buffers)
             if len(self.plans) >= 256:
                 self.plans.clear()
@@ -3552,7 +3593,7 @@ class Host:
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
-        of the call, for builds that make parts or whose launcher divides one workspace."""
+        of the call, for builds that make parts or whose launcher divides one workspace. With those of `earlier`."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
@@ -3561,10 +3602,10 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
-        shared = 0
+        others = self.earlier.workspace_bytes(tokens, sequences, value_heads, device) if self.earlier is not None else 0
         if t.shared:
-            shared = self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
-        return shared + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
+            others += self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
+        return others + sum(n * value_heads * math.prod(dims) * _FLOATS[dtype].itemsize
                             for n, rows in held for _, dims, dtype in rows)
 
 
@@ -3624,6 +3665,9 @@ class CheckProblem:
     STEP = 16
     #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
     RATES = (2.0, 0.0, 0.02, 0.3)
+    #: The largest log decay of a token where all heads forget fast, by value head, without its sign. The least is half of it. So
+    #: warm-ups have one chunk of 16 tokens, and several.
+    FAST = (4.0, 0.25)
     #: The value of inputs between 0 and 1, such as beta, for the repeated token. The larger it is, the harder is the inverse.
     ALIKE = 1 - 2 ** -8
     #: Factors of the rows that tokens have, in the order in which they are tried, until no result is above LARGEST. A page may
@@ -3659,10 +3703,13 @@ class CheckProblem:
             return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
         return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
 
-    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool) -> tuple[dict[str, torch.Tensor], Expected]:
-        """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`."""
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool, fast: bool = False
+               ) -> tuple[dict[str, torch.Tensor], Expected]:
+        """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`.
+
+        fast: whether all heads forget fast."""
         for factor in self.FACTORS:
-            x = self.drawn(lengths, heads, factor)
+            x = self.drawn(lengths, heads, factor, fast)
             found = self.expected(x, lengths, heads, given)
             by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
             if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
@@ -3689,16 +3736,18 @@ class CheckProblem:
         """Whether operands of products may be rounded tiles of this input of chunks: no vectors, and no exponents."""
         return name not in self.tables.held and len(self.tables.chunk_dims[name]) > 1
 
-    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0) -> dict[str, torch.Tensor]:
+    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0, fast: bool = False
+              ) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
-        factor: of rows that are not log decays, and of tiles of chunks that are no sums of them."""
+        factor: of rows that are not log decays, and of tiles of chunks that are no sums of them. fast: as for `solved`."""
         tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
         out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
-        rate = torch.tensor([0.0 if self.without_gates else self.RATES[j % len(self.RATES)] for j in range(heads[1])], **on_cpu)
+        rates = self.FAST if fast else (0.0,) if self.without_gates else self.RATES
+        rate = torch.tensor([rates[j % len(rates)] for j in range(heads[1])], **on_cpu)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
         keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
@@ -3708,18 +3757,19 @@ class CheckProblem:
             if not dims or name in tables.decays:
                 page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    page = -2 * page * rate[:count[of]].view(-1, *(1 for _ in dims))
+                    page = -(0.5 + page / 2 if fast else 2 * page) * rate[:count[of]].view(-1, *(1 for _ in dims))
                 else:
                     page[repeated] = self.ALIKE
             else:
                 page = page * factor
-            x = self.draws[name](page, normal, forgets[:count[of]]) if name in self.draws else page
+            raw = normal.abs() if fast and name in tables.decays else normal  # raw gates, of which more forget more
+            x = self.draws[name](page, raw, forgets[:count[of]]) if name in self.draws else page
             x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
         for name, _, dims, dtype in tables.head_inputs:
             normal = torch.randn(heads[1], *dims, generator=gen, **on_cpu)
             page = -rate.view(-1, *(1 for _ in dims)).expand_as(normal) if name in tables.decays else normal
-            x = self.draws[name](None, normal, forgets) if name in self.draws else page
+            x = self.draws[name](None, normal.abs() if fast else normal, forgets) if name in self.draws else page
             out[name] = x.to(self.DTYPES[dtype])
         for name, dims in tables.initial:
             x = torch.randn(len(lengths), heads[1], *dims, generator=gen, **on_cpu) / 2
@@ -4074,35 +4124,40 @@ class Check:
         given, and final states are wanted."""
         heads = heads or self.heads()
         found: _Errors = {}
-        host, in_parts = self.host, self.tables.part_cost is not None
+        hosts = [x for x in (self.host, self.host.earlier) if x is not None]
+        in_parts = [x for x in hosts if x.tables.part_cost is not None]
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
+        # the first of a pair declines the call unless all heads forget fast
+        problems = [(chunks, call, fast) for chunks in parts for call in calls for fast in (False, True)[:len(hosts)]]
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
-            before = host.poison, host.part_chunks, host.plans
+            before = [(x.poison, x.part_chunks, x.plans) for x in hosts]
             try:
-                host.poison, host.plans = True, {}
-                for chunks in parts:
-                    for call in calls:
-                        if in_parts:  # short parts, so that there are many
-                            host.part_chunks = chunks
-                        for n, (error, accepted) in self.compared(device, heads, *call).items():
-                            known = found.get(n, (0.0, accepted))[0]
-                            found[n] = (known if known > error or math.isnan(known) else error), accepted
-                        host.plans.clear()
+                for x in hosts:
+                    x.poison, x.plans = True, {}
+                for chunks, call, fast in problems:
+                    for x in in_parts:  # short parts, so that there are many
+                        x.part_chunks = chunks
+                    for n, (error, accepted) in self.compared(device, heads, *call, fast).items():
+                        known = found.get(n, (0.0, accepted))[0]
+                        found[n] = (known if known > error or math.isnan(known) else error), accepted
+                    self.host.plans.clear()
             except BaseException:
                 self.done.discard((device, heads))
                 raise
             finally:
-                host.poison, host.part_chunks, host.plans = before
+                for x, fields in zip(hosts, before, strict=True):
+                    x.poison, x.part_chunks, x.plans = fields
         return found
 
-    def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool) -> _Errors:
-        """(error, accepted error) by output of one call."""
+    def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool,
+                 fast: bool = False) -> _Errors:
+        """(error, accepted error) by output of one call. fast: whether all heads forget fast."""
         tables, once = self.tables, self.problem.lengths(packed)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
         lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
-        x, want = self.problem.solved(once, heads, given)
+        x, want = self.problem.solved(once, heads, given, fast)
         arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
         served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]

@@ -61,5 +61,5 @@ def test_pieces_may_have_padding():
 
 def test_no_field_is_left_out():
     """tests/runtime/test_unused_fields.py has those that PTO's passes do not read. Other tests have launch, kernels and names."""
-    here = {*SWITCHED, "inverse", "partition", "part_chunks", "k_block", "v_piece", "padded_pieces"}
+    here = {*SWITCHED, "inverse", "partition", "part_chunks", "k_block", "v_piece", "padded_pieces", "if_declined"}
     assert {*here, *find("pto").lowering.unused, "name", "kernels", "launch"} == {f.name for f in fields(Schedule)}

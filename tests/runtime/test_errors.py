@@ -312,6 +312,7 @@ OTHERS = {
     "'the memory of an initial state'": "a module that is called directly",
     "'checkpoint_rows'": "a module with state=positions that is called directly",
     "'a number: the page has no default'": "a module of a page of the caller's own",
+    "half of a pair": "a module with one of two builds that is called directly",
     "'a tensor that requires grad'": "a module that is called directly",
     "a target that has a gradient of": "sizes for which no schedule of a gradient fits",
     "states with {word}": "the op of a page of the caller's own, whose contract has no gradient",

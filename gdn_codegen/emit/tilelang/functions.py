@@ -17,6 +17,7 @@ HEADERS = {"layout.cuh": {"expect_swizzled_cuda", "expect_rows_cuda"}, "inverse.
            "decayed_rows.cuh": _DECAYED, "block_products.cuh": {"decayed_blocks_cuda"},
            "pair_products.cuh": {"decayed_pairs_cuda"},
            "search.cuh": {"find_sequence_cuda"}, "warm_up.cuh": {"warm_up_length_cuda"},
+           "returns.cuh": {"return_if_zero_cuda", "return_if_set_cuda"},
            "by_length.cuh": {"by_length_cuda"}, "part_chunks.cuh": {"part_chunks_cuda"},
            "tails.cuh": {"zero_tail_cuda", "store_tail_cuda"},
            "tiles.cuh": {"below_diagonal_cuda", "load_transposed_cuda", "store_tile_cuda", "store_wide_tile_cuda"},

@@ -110,6 +110,7 @@ class Head(Tiles):
         self.w.indent += 1
         if self.k.start == "beside":
             self.start_next()
+        self.ends("return_if_zero")
 
     def indices(self, dims: list[tuple[str, str]], number: str = "instance") -> list[tuple[str, str, bool]]:
         """The indices (name, extent), the slowest first, of the block with this number, as `place` gives them.
@@ -127,16 +128,21 @@ class Head(Tiles):
     def overlap(self) -> None:
         """Print the wait for earlier kernels, and the start of the next one. Of a kernel whose blocks start early the first one
         waits. It lets the next kernel start before (`grid`), or here, if in some calls its blocks wait first."""
-        if self.p.launch != "overlapping":
-            return
-        if self.k.start == "unless_summed":
-            self.w(f"if {SUMMED} == 0:", "    t.wait_for_earlier_kernels()")
-        elif not self.k.start and self.k.name != self.p.kernels[0].name:
-            self.w("t.wait_for_earlier_kernels()")
-        if self.k.start != "beside":
-            self.start_next()
-        if self.k.start in ("beside", "unless_summed"):
-            self.w(f"if {' + '.join(name for name, _ in self.dims())} == 0:", "    t.wait_for_earlier_kernels()")
+        if self.p.launch == "overlapping":
+            if self.k.start == "unless_summed":
+                self.w(f"if {SUMMED} == 0:", "    t.wait_for_earlier_kernels()")
+            elif not self.k.start and self.k.name != self.p.kernels[0].name:
+                self.w("t.wait_for_earlier_kernels()")
+            if self.k.start != "beside":
+                self.start_next()
+            if self.k.start in ("beside", "unless_summed"):
+                self.w(f"if {' + '.join(name for name, _ in self.dims())} == 0:", "    t.wait_for_earlier_kernels()")
+        self.ends("return_if_set")
+
+    def ends(self, kind: str) -> None:
+        """Print the ends of instances by a counter, of this kind of op. If they end because it is zero, the build that ran before
+        has computed the call. Blocks should then take little time, so they read the counter before all else."""
+        self.w(*(f"t.{kind}({self.params[o.attr('tensor')]})" for o in self.k.ops if o.kind == kind))
 
     def start_next(self) -> None:
         """Let the next kernel of the call start, if there is one."""

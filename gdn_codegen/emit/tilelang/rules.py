@@ -257,8 +257,10 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
         chunks = f"T.if_then_else({has_next}, first + span, 0)" if ahead else "first"
         # a walk back begins at the last chunk
         last, back = ("", "") if o.attr("step", 1) > 0 else (" + T.ceildiv(length, C) - 1", ", -1")
-        text = (f"t.warm_up_length({w.params[name]}, start // C + n{last}, hv, {chunks}, "
-                f"T.min({o.attr('most')} * span, span + {o.attr('limit')}), {o.attr('bound')}, {SUMMED}{back})")
+        longest = o.attr("longest")
+        most = longest or f"T.min({o.attr('most')} * span, span + {o.attr('limit')})"
+        text = (f"t.warm_up_length({w.params[name]}, start // C + n{last}, hv, {chunks}, {most}, {o.attr('bound')}, "
+                f"{0 if longest else SUMMED}{back})")
     if o.attr("kept"):
         w.line(f"if {SUMMED} != 0 and first > 0:")
         w.line(f"    {w.name(o.buffer)} = {w.address(w.p.tensor(o.attr('kept')), ())}")
@@ -269,8 +271,10 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
 
 
 @rule("clear_counter", statement=True)
-def clear_counter(w: KernelWriter, o: Op) -> None:
-    """Nothing: the kernel's head clears counters, also in blocks that have no chunk."""
+@rule("return_if_zero", statement=True)
+@rule("return_if_set", statement=True)
+def by_head(w: KernelWriter, o: Op) -> None:
+    """Nothing: the kernel's head clears counters, and ends instances by them, also in blocks that have no chunk."""
 
 
 @rule("await_kernels", statement=True)
@@ -284,3 +288,10 @@ def await_kernels(w: KernelWriter, o: Op, number: Value | None = None) -> None:
 def return_unless_negative(w: KernelWriter, o: Op, x: Value) -> None:
     w.line(f"if {x.at()} < 0:")
     w.w.indent += 1  # until the end of the kernel
+
+
+@rule("set_if_negative", statement=True)
+def set_if_negative(w: KernelWriter, o: Op, x: Value) -> None:
+    """All threads of all instances that do so store the same number."""
+    w.line(f"if {x.at()} < 0:")
+    w.line(f"    {w.params[o.attr('tensor')]}[0] = 1")

@@ -46,9 +46,9 @@ def _each(w: GroupsWriter, to: Value, x: Value) -> None:
         w.line(f"{to.at()} = {x.at()}")
         return
     count = w.sizes[str(to.dims[0])]
-    w.line(f"for n in T.unroll({-(-count // WARP)}):")
-    inside = [f"if n * {WARP} + lane < {count}:"] if count % WARP else []
-    index = f"n * {WARP} + lane"
+    w.line(f"for run in T.unroll({-(-count // WARP)}):")
+    inside = [f"if run * {WARP} + lane < {count}:"] if count % WARP else []
+    index = f"run * {WARP} + lane"
     w.inner(*inside, "    " * len(inside) + f"{to.at(index)} = {x.at(index)}")
 
 

@@ -42,6 +42,7 @@ rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment":
                         "of_token": "token_groups", "fence": "mbarriers", "drain": "mbarriers", "transpose": "warp_groups",
                         "warp_barrier": "mbarriers",
                         "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent",
+                        "set_if_negative": "partition", "return_if_zero": "partition", "return_if_set": "partition",
                         "await_kernels": "overlapping"})
 
 

@@ -1,7 +1,8 @@
 """decay_bound: computes, for each chunk, the log of an upper bound on how much of the state survives it.
 
-`partition="decay"` needs it. The page bounds, for each token, the log of how much of the state survives (`forgets`). This pass
-adds the bound of the chunk, and `cut` stores it. With other schedules the pass drops the bound and the ops that only it needs.
+`partition="decay"` and `"short"` need it. The page bounds, for each token, the log of how much of the state survives
+(`forgets`). This pass adds the bound of the chunk, and `cut` stores it. With other schedules the pass drops the bound and the ops
+that only it needs.
 
 A page may bound each channel (row of the state) on its own: `forgets` is then a tile [C, K]. How these make one number follows
 from how the next state depends on the state:
@@ -29,10 +30,11 @@ from ..stage import takes
 def decay_bound(p: Program, s: Schedule) -> Program:
     """`p` whose `forgets` names the bound of a chunk, a number, or "". Raises ScheduleError if the schedule needs a bound and the
     page has none."""
-    if s.partition == "decay" and not p.forgets:
-        raise ScheduleError(f"schedule {s.name}: partition='decay' needs a page that bounds how a token changes the state, "
-                            f"carried(..., forgets=NAME), which {p.name} does not have; accepted for it are None and 'exact'")
-    if s.partition != "decay":
+    if s.warms_up and not p.forgets:
+        raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs a page that bounds how a token changes the "
+                            f"state, carried(..., forgets=NAME), which {p.name} does not have; accepted for it are None and "
+                            "'exact'")
+    if not s.warms_up:
         return with_walk_body(replace(p, forgets=""), p.walk.body)
     b = walk_body(p)
     for o in p.walk.body:

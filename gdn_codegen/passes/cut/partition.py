@@ -19,6 +19,10 @@ would have the warm-up too, and all later parts would wait for it.
 The warm-up length tells the two cases apart. It is a number of chunks, or -1 for the state of the fold. The summary N of a part
 is needed if the next part's length is -1. M is needed if the part's own length is -1 too.
 
+"short": the walk has a warm-up of at most SHORT tokens, and there are no summaries. Where the gates of some head need a longer
+one, all walks end at once: a kernel before them sets a counter. The build declines the call, and another one with `if_declined`
+computes it.
+
 A final state that overwrites the initial one is stored by a kernel of its own, after the walks. Otherwise the last part could
 overwrite the initial state before another part has read it.
 """
@@ -29,14 +33,17 @@ from typing import Any
 
 from ...devices import Cores, Device, Groups
 from ...devices.part_cost import of_chunks
-from ...ir.core import Kernel, Loop, Program, loops
+from ...ir.core import Kernel, Loop, Op, Program, loops
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
 from .parts import Parts
-from .summaries import SUMMARIES
+from .summaries import SUMMARIES, declines
 
 #: log(1 / f), where f is the fraction of the state that may be lost at a part's start: 1/32 of the dtype's rounding.
 BOUND = {"float16": 16 * 0.6931471805599453, "bfloat16": 13 * 0.6931471805599453, "float32": 29 * 0.6931471805599453}
+
+#: The most tokens of a short warm-up.
+SHORT = 128
 
 
 @takes("cut")
@@ -50,28 +57,40 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
         return p
     if isinstance(device, Cores) or device.part_cost is None:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r}; accepted for {device.target} is None")
+    short = s.partition == "short"
+    if short and not isinstance(device, Groups):
+        raise ScheduleError(f"schedule {s.name}: partition='short' on {device.name}; accepted: None, 'exact', 'decay'")
     first = next((k for k in p.kernels if k.grid == "sequences"), None)
     walks = [x for k in p.kernels if k.grid == "sequences" for x in loops(k.body)]
     states = {c.name for x in walks for c in x.carried}  # all walks start from the summaries of the first walk
     if first is None or len(states) != 1:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r} needs one carried state; {p.name} has {len(states)}")
-    forgets = begins(f"{p.forgets}_ws", device, dtype, p.sizes["C"], walks[0].step) if p.forgets else {}
+    forgets = begins(f"{p.forgets}_ws", device, dtype, p.sizes["C"], walks[0].step, short) if p.forgets else {}
     parts = Parts(p, s, first, walks[0], forgets, isinstance(device, Groups) and device.starts_early)
     longest_first = s.longest_first and device.splits_warm_up
     kernels: list[Kernel] = []
     for k in p.kernels:
         if k is first:
-            kernels += [kernel(parts) for kernel in SUMMARIES]
+            kernels += [kernel(parts) for kernel in ((declines,) if short else SUMMARIES)]
         kernels += _walk(parts, k, longest_first) if k.grid == "sequences" else [k]
+    if parts.declined:
+        clear = Op("clear_counter", "", (), (("tensor", parts.declined.name),))
+        kernels[0] = replace(kernels[0], body=(clear, *kernels[0].body))
     return replace(p, kernels=tuple(kernels), tensors=(*p.tensors, *parts.made), forgets="")
 
 
-def begins(tensor: str, device: Device, dtype: str, chunk: int, step: int) -> dict[str, Any]:
+def begins(tensor: str, device: Device, dtype: str, chunk: int, step: int, short: bool = False) -> dict[str, Any]:
     """Attributes of `warm_up_length` for parts of a walk with this step: the tensor that it sums, the bound to reach, and the
-    longest warm-up: in parts, and in chunks more than a part."""
+    longest warm-up: in parts, and in chunks more than a part; of short ones in chunks."""
     assert device.part_cost is not None
-    return {"tensor": tensor, "bound": round(BOUND[dtype], 6), "most": longest_warm_up(device),
-            "limit": of_chunks(device.part_cost, chunk).warm_up_limit, **({"step": step} if step < 0 else {})}
+    longest = {"longest": longest_short(chunk)} if short else {
+        "most": longest_warm_up(device), "limit": of_chunks(device.part_cost, chunk).warm_up_limit}
+    return {"tensor": tensor, "bound": round(BOUND[dtype], 6), **longest, **({"step": step} if step < 0 else {})}
+
+
+def longest_short(chunk: int) -> int:
+    """The longest of short warm-ups, in chunks of `chunk` tokens."""
+    return max(1, SHORT // chunk)
 
 
 def longest_warm_up(device: Device) -> int:
@@ -83,15 +102,19 @@ def longest_warm_up(device: Device) -> int:
 def _walk(parts: Parts, k: Kernel, longest_first: bool) -> list[Kernel]:
     """The walk over a part's chunks, and kernels that copy a final state over the initial one."""
     b = parts.body(k)
-    if parts.forgets and not parts.side_by_side:
+    if parts.declined:
+        b.op("return_if_set", tensor=parts.declined.name)
+        warm_up = b.op("warm_up_length", name=b.fresh("warm_up"), **parts.forgets)
+    elif parts.forgets and not parts.side_by_side:
         # without summaries, no kernel before this one has computed the length
         warm_up = b.op("warm_up_length", name=b.fresh("warm_up"), **parts.forgets, kept=parts.warm_up.name)
     else:
         warm_up = parts.length(b)
     if longest_first and parts.forgets:
         b.op("claim_part", warm_up)
-    before = parts.initial(b)
-    init = b.op("load", warm_up, before, name=b.fresh(f"{parts.c.name}_part"), tensor=parts.start.name)
+    init = before = parts.initial(b)
+    if not parts.declined:
+        init = b.op("load", warm_up, before, name=b.fresh(f"{parts.c.name}_part"), tensor=parts.start.name)
     body, moves = [], []
     for x in k.body:
         if isinstance(x, Loop):
@@ -100,6 +123,8 @@ def _walk(parts: Parts, k: Kernel, longest_first: bool) -> list[Kernel]:
             continue
         elif x.attr("tensor") in parts.over:
             last = parts.body(k)
+            if parts.declined:
+                last.op("return_if_set", tensor=parts.declined.name)
             last.op("store", last.op("load", name=parts.c.result, tensor=parts.end.name), **dict(x.attrs))
             moves.append(Kernel(parts.end.name, "sequences", last.finish(), **parts.blocks))  # type: ignore[arg-type]
             x = replace(x, attrs=()).with_attrs(tensor=parts.end.name)

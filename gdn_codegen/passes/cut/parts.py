@@ -29,6 +29,11 @@ def scales_rows(loop: Loop) -> bool:
     return True
 
 
+def counter(p: Program, state: str) -> Tensor:
+    """The counter that is not zero if the first of two builds has declined a call. state: the name of the state."""
+    return Tensor(Body({t.name: t for t in p.tensors}).fresh(f"{state}_declined"), "workspace", "counter", "HV", (), "int32")
+
+
 class Parts:
     """The walk `k` over sequences that becomes one over parts, and the workspaces of the kernels that are made from it.
 
@@ -36,7 +41,8 @@ class Parts:
     it. ScheduleError where the walk carries something else than a state [K, V].
 
     warm_up: the length of each part. n, m: its summaries. scales: m is diagonal, and a vector. start: the state before it. end:
-    the last state of a sequence, where that overwrites the initial one.
+    the last state of a sequence, where that overwrites the initial one. declined: with short warm-ups, the counter by which
+    walks end at once; there are no summaries then.
     """
 
     def __init__(self, p: Program, s: Schedule, k: Kernel, loop: Loop, forgets: dict[str, Any], side_by_side: bool) -> None:
@@ -56,7 +62,9 @@ class Parts:
         self.start = Tensor(f"{name}_start", "workspace", "part", "HV", self.c.type.dims)
         self.end = Tensor(f"{name}_end", "workspace", "sequence", "HV", self.c.type.dims)
         self.over = {t.name for t in p.tensors if t.over}
-        self.made = (*([self.warm_up] if self.forgets else []), self.n, self.m, self.start, *([self.end] if self.over else []))
+        self.declined = counter(p, name) if s.partition == "short" else None
+        summed = (*([self.warm_up] if self.forgets else []), self.n, self.m, self.start)
+        self.made = (*((self.declined,) if self.declined else summed), *([self.end] if self.over else []))
         self.blocks = {"blocked_dim": k.blocked_dim, "dims": k.dims}
 
     def body(self, k: Kernel) -> Body:

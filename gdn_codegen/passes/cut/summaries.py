@@ -79,5 +79,13 @@ def _looped(parts: Parts, b: Body, body: tuple[Stmt, ...], init: str, new: str, 
     b.op("store", c.result, tensor=to)
 
 
+def declines(parts: Parts) -> Kernel:
+    """The kernel that comes in place of these with short warm-ups: it declines the call if a part needs a longer one."""
+    assert parts.declined is not None
+    b = parts.body(parts.k)
+    b.op("set_if_negative", b.op("warm_up_length", name=b.fresh("warm_up"), **parts.forgets), tensor=parts.declined.name)
+    return Kernel(parts.declined.name, "parts", b.finish())
+
+
 #: The makers of the kernels, in the order in which these run.
 SUMMARIES = (offset, factor, fold)

@@ -6,6 +6,9 @@ lower bound on the exact bound, which needs no such load. The other is infinity 
 "nothing is forgotten". A further kernel then overwrites infinities with exact bounds: for the chunks before each part that the
 warm-up needs by the lower bound, and for some more. A part that looks further back finds infinity. It then starts from a
 summary, or from the start of its sequence. That is slower, with the same result.
+
+With `partition="short"` no part looks further back than the longest warm-up. So one kernel computes the bounds of so many chunks
+before each part, and no other kernel does.
 """
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ from ...ir.body import Body
 from ...ir.core import Kernel, Loop, Program, Stmt, walk
 from ...ir.ops import OPS
 from ...ir.types import Tensor
+from ...schedule.schedule import Schedule
 from ..common import dead_code
 from ..stage import takes
-from .partition import begins
+from .partition import begins, longest_short
 
 #: The number of instances that share the chunks before a part. Each handles its chunks one after another.
 SLICES = 16
@@ -29,8 +33,9 @@ MARGIN = 0.25
 
 
 @takes("cut")
-def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
-    """`p` with the bound in a kernel of its own, if the kernel that stores it then reads fewer tiles. Otherwise `p` itself."""
+def warm_up_bounds(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
+    """`p` with the bound in a kernel of its own, if the kernel that stores it then reads fewer tiles, or if warm-ups are short.
+    Otherwise `p` itself."""
     if not p.forgets or isinstance(device, Cores):  # `partition` refuses such a device
         return p
     at = f"{p.forgets}_ws"
@@ -39,6 +44,11 @@ def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
     (store,) = (o for o in ops if o.attr("tensor") == at)
     bound = dead_code((*(o for o in ops if o.out), store), set())
     others = dead_code(tuple(o for o in ops if o is not store), set())
+    step = min(k.step for k in p.kernels)
+    if s.partition == "short":
+        rest = (replace(k, name=k.name.replace(p.forgets, "").strip("_"), body=others),) if others else ()
+        before = _short(p, bound, step)
+        return replace(p, kernels=(*p.kernels[:i], before, *rest, *p.kernels[i + 1:]))
     b = Body({t.name: t for t in p.tensors})
     for o in walk(others):
         b.copy(o)
@@ -51,9 +61,17 @@ def warm_up_bounds(p: Program, device: Device, dtype: str) -> Program:
     b.op("store", least, tensor=t.name)
     b.op("store", b.op("const", value=inf), tensor=at)
     first = replace(k, name=k.name.replace(p.forgets, t.name.removesuffix("_ws")), body=b.finish())
-    step = min(k.step for k in p.kernels)
     second = _before(p.forgets, b.tensors, bound, begins(t.name, device, dtype, p.sizes["C"], step), step)
     return replace(p, tensors=(*p.tensors, t), kernels=(*p.kernels[:i], first, second, *p.kernels[i + 1:]))
+
+
+def _short(p: Program, body: tuple[Stmt, ...], step: int) -> Kernel:
+    """A kernel that runs `body` for as many chunks before each part as a short warm-up may have."""
+    b, chunks = Body({t.name: t for t in p.tensors}), longest_short(p.sizes["C"])
+    b.taken |= {o.out for o in walk(body)}
+    longest = b.op("const", value=float(chunks), name=b.fresh("longest_warm_up"))
+    b.stmts.append(Loop("before", (), body, longest, step))
+    return Kernel(p.forgets, "parts", b.finish(), slices=chunks)
 
 
 def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begins: dict[str, Any], step: int) -> Kernel:

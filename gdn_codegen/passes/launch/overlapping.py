@@ -29,7 +29,7 @@ from ...devices import Groups
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..stage import takes
 
-WRITES = "store", "clear_counter", "claim_item"
+WRITES = "store", "clear_counter", "claim_item", "set_if_negative"
 #: The grids of kernels that leave multiprocessors idle, by the grid of a kernel that may run beside them.
 IDLE = {"chunks": ("parts", "sequences"), "parts": ("parts",)}
 

@@ -25,6 +25,7 @@ from ..targets import choose
 from . import tables
 from .device import Facts, facts
 from .page_facts import page_facts
+from .pairs import of_candidate
 from .request import DEFAULT_CHUNK, DTYPES, Call
 from .tables import Extent
 
@@ -42,7 +43,6 @@ SMALLER = (32, 16)
 #: order vk 16 and 8 are the fastest or near it on TileLang and Triton (docs/performance/decoding.md).
 TOKEN_COLUMNS = {"vk": (16, 8), "kv": (32, 16)}
 
-
 #: From which class of mean tokens on walks start longest first, by what the host knows (Extent.lengths). Each instance looks for
 #: its sequence, in 0.3 us or more. Where lengths are level, that saves nothing.
 SEARCHED: dict[Lengths, float] = {"": 9, "dominated": 0, "level": inf}
@@ -56,13 +56,15 @@ class Choice:
     why: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        b = self.build
-        return f"{b.target} {b.name}: " + "; ".join(f"{what}: {reason}" for what, reason in self.why)
+        b, first = self.build, f"{self.build.earlier.name}, then " if self.build.earlier else ""
+        return f"{b.target} {first}{b.name}: " + "; ".join(f"{what}: {reason}" for what, reason in self.why)
 
 
 @lru_cache(maxsize=256)
 def unfit(b: Build) -> str:
-    """Why the build's schedule does not fit its sizes, dtype or contract; "" if it fits."""
+    """Why the build's schedule, or that of the build before it, does not fit its sizes, dtype or contract; "" if it fits."""
+    if b.earlier is not None and (why := unfit(b.earlier)):
+        return why
     try:
         p = lowered(b)
     except ScheduleError as e:
@@ -160,14 +162,14 @@ def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...]
     asked = Asked(head_dims, arch, few, shape_class, chunk, shared, lengths=lengths, of_eight=of_eight,
                   longest_share=longest_share, **page_facts(b))
     for x in chain(b.of.model(asked), portable):
-        found = replace(b, schedule=x.schedule, chunk=x.chunk or b.chunk, arch=x.arch)
-        if partitions() or not found.plan.partition:
+        found = of_candidate(b, x)
+        if found is not None and (partitions() or not (found.plan.partition or found.earlier)):
             yield found, x.reason
 
 
 def _served(b: Build) -> Build:
     """The build without those promises of the caller that its schedule does not use."""
-    return b if b.plan.partition == "decay" else replace(b, contract=b.contract.unpromised())
+    return b if b.plan.warms_up else replace(b, contract=b.contract.unpromised())
 
 
 def first(device: torch.device, *sources: tuple[str, Iterable[tuple[Build, str]]]

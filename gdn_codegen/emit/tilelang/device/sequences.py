@@ -1,4 +1,4 @@
-"""Searches: the sequence of an instance, the chunks of a part, and the length of a warm-up."""
+"""Searches: the sequence of an instance, the chunks of a part, the length of a warm-up, and whether an instance ends at once."""
 import tilelang.language as T
 
 from .headers import HELPERS
@@ -72,3 +72,17 @@ def warm_up_length_cpu(totals, slot, head, chunks, most, bound, summed, step=1):
     if found < 0.0 and every <= most and (summed == 0 or total * most <= -bound * every):
         found = T.cast(every, T.float32)
     return found
+
+
+@T.macro
+def return_if_zero_cuda(counter):
+    """End the thread if the counter is zero. All threads of a block do so."""
+    T.import_source(HELPERS)
+    T.call_extern("void", "return_if", counter.access_ptr("r"), 0)
+
+
+@T.macro
+def return_if_set_cuda(counter):
+    """End the thread if the counter is not zero. All threads of a block do so."""
+    T.import_source(HELPERS)
+    T.call_extern("void", "return_if", counter.access_ptr("r"), 1)
