@@ -23,7 +23,7 @@ from ..runtime.progress import under_way
 from .candidates import candidates
 from .compile_ahead import fill_cache
 from .shapes import Shape
-from .tune_jobs import Job, in_short_parts, jobs
+from .tune_jobs import Job, in_short_parts, jobs, shared_kib
 from .tune_log import Log, job_of, log_beside, table
 from .tune_meter import DeviceLost, Meter
 
@@ -103,7 +103,7 @@ def tune(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str,
          out: Path | None = None, **options: Any) -> int:
     """Tune for inputs of a kind, by `tuned`."""
     cache.place("out", out or tables.own_path(names[0], about.target))  # before jobs, which lowers
-    return tuned(about.target, jobs(about, shapes, arch, units), names, arch, units, meter, out, **options)
+    return tuned(about.target, jobs(about, shapes, arch, units, shared_kib(names)), names, arch, units, meter, out, **options)
 
 
 def tuned(name: str, todo: Sequence[Job], names: Sequence[str], arch: str, units: int, meter: Meter, out: Path | None = None,
@@ -136,7 +136,7 @@ def tuned(name: str, todo: Sequence[Job], names: Sequence[str], arch: str, units
 def listing(about: Build, shapes: Sequence[Shape], names: Sequence[str], arch: str, units: int, out: Path | None = None
             ) -> list[str]:
     """Lines for `--list`: what a run would measure, and its result if the log has one."""
-    return listed(about.target, jobs(about, shapes, arch, units), names, out)
+    return listed(about.target, jobs(about, shapes, arch, units, shared_kib(names)), names, out)
 
 
 def listed(name: str, todo: Sequence[Job], names: Sequence[str], out: Path | None = None) -> list[str]:
@@ -156,7 +156,8 @@ def compile_candidates(about: Build, shapes: Sequence[Shape], arch: str) -> Iter
     """Fill the toolchains' caches (TILELANG_CACHE_DIR, TRITON_CACHE_DIR) with what a run on such a GPU would compile; a line for
     each build. Needs no GPU."""
     heads = sorted({(2, 8), *((s.H, s.HV) for s in shapes)})  # those of the check, too
-    return compiled_ahead(list(dict.fromkeys(map(in_short_parts, candidates(about, arch)))), arch, heads)
+    builds = (in_short_parts(b.for_shared(shared_kib((arch,)))) for b in candidates(about, arch))
+    return compiled_ahead(list(dict.fromkeys(builds)), arch, heads)
 
 
 def compiled_ahead(builds: Sequence[Build], arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:

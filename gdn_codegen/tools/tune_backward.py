@@ -30,7 +30,7 @@ from .peers import Run
 from .problems import problem
 from .shapes import Shape
 from .tune import compiled_ahead, here, listed, tuned
-from .tune_jobs import Job, extent, gradient_choice, in_short_parts
+from .tune_jobs import Job, extent, gradient_choice, in_short_parts, shared_kib
 from .tune_meter import Gpu
 
 CHUNKS = (64, 32)
@@ -57,13 +57,13 @@ def candidates(b: Build, arch: str) -> Iterator[Build]:
                     yield replace(build, schedule=varied(name, of, **dict(zip(fields, values, strict=True))))
 
 
-def jobs(abouts: Sequence[Build], shapes: Sequence[Shape], arch: str, units: int) -> list[Job]:
+def jobs(abouts: Sequence[Build], shapes: Sequence[Shape], arch: str, units: int, kib: int = 0) -> list[Job]:
     """All that there is to time: at each shape the builds that a gradient takes now, then one candidate after the other. units:
-    multiprocessors of the device."""
+    multiprocessors of the device. kib: as in Facts."""
     first, rest = [], []
     for about, s in product(abouts, shapes):
-        every = list(candidates(asked_of(about, s.H == s.HV), arch))
-        first += [Job(gradient_choice(x, arch, extent(s).shape_class, units), s.H, s.HV, s.lens, tables.BACKWARD)
+        every = [x.for_shared(kib) for x in candidates(asked_of(about, s.H == s.HV), arch)]
+        first += [Job(gradient_choice(x, arch, extent(s).shape_class, units, kib), s.H, s.HV, s.lens, tables.BACKWARD)
                   for x in _one_of_each(every)]
         rest += [Job(x, s.H, s.HV, s.lens, tables.BACKWARD) for x in every]
     return list({j.key: j for j in (*first, *rest)}.values())
@@ -156,7 +156,7 @@ def command(a: argparse.Namespace, shapes: Sequence[Shape]) -> int:
     names, arch, units = ((), a.compile, 0) if a.compile is not None else here()
     abouts = [Build(t, layout=a.layout, algorithm=a.algorithm or "gated_delta_rule", dtype=a.dtype, head_dim_k=a.head_dim_k,
                     head_dim_v=a.head_dim_v) for t in targets]
-    todo = jobs(abouts, shapes, arch, units)
+    todo = jobs(abouts, shapes, arch, units, shared_kib(names or (arch,)))
     if a.compile is not None:
         heads = sorted({(s.H, s.HV) for s in shapes})
         for line in compiled_ahead(list(dict.fromkeys(in_short_parts(j.build) for j in todo)), arch, heads):

@@ -25,7 +25,7 @@ from .candidates import steps
 from .problems import NOISE
 from .shapes import Shape
 from .tune import compiled_ahead, here, listed, tuned
-from .tune_jobs import Job, step_choice
+from .tune_jobs import Job, shared_kib, step_choice
 from .tune_meter import Gpu
 from .verify import TOLERANCE, rms_error
 
@@ -41,14 +41,15 @@ CHECKED = Shape("3 x 5, 4/8", (5,) * 3, 4, 8)
 ALIKE = Shape("2 x 16, 4/8", (DECODE_CHUNK,) * 2, 4, 8)
 
 
-def jobs(about: Build, contracts: Sequence[Contract], shapes: Sequence[Shape], units: int) -> list[Job]:
-    """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes."""
+def jobs(about: Build, contracts: Sequence[Contract], shapes: Sequence[Shape], units: int, kib: int = 0) -> list[Job]:
+    """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes. kib: as in
+    Facts."""
     found = []
     for contract in contracts:
         inputs = replace(about, contract=contract)
         first = [Job(inputs, s.H, s.HV, s.lens, tables.DECODE) for s in shapes]
-        found += [replace(j, build=step_choice(inputs, j.extent, units)) for j in first]
-        found += [replace(j, build=b) for b in steps(inputs) for j in first]
+        found += [replace(j, build=step_choice(inputs, j.extent, units, kib)) for j in first]
+        found += [replace(j, build=b.for_shared(kib)) for b in steps(inputs) for j in first]
     return list({j.key: j for j in found}.values())
 
 
@@ -188,7 +189,7 @@ def command(a: argparse.Namespace, shapes: Sequence[Shape]) -> int:
     check_shapes(shapes)
     about = Build("triton", DECODE_CHUNK, layout=a.layout, dtype=a.dtype, head_dim_k=a.head_dim_k, head_dim_v=a.head_dim_v)
     names, arch, units = ((), a.compile, 0) if a.compile is not None else here()
-    todo = jobs(about, CONTRACTS, shapes, units)
+    todo = jobs(about, CONTRACTS, shapes, units, shared_kib(names or (arch,)))
     if a.compile is not None:
         heads = sorted({(CHECKED.H, CHECKED.HV), *((s.H, s.HV) for s in shapes)})
         for line in compiled_ahead(list(dict.fromkeys(j.build for j in todo)), arch, heads):

@@ -10,33 +10,40 @@ from typing import Any
 from ..ir.differentiate import derivative
 from ..runtime.build import Build
 from ..runtime.call import choose, choose_decode, gradient_builds, tables
+from ..runtime.call.device import SHARED_KIB
 from ..runtime.call.request import DECODE_CHUNK, DEFAULT_CHUNK
 from ..runtime.call.tables import Extent
 from .candidates import candidates
 from .shapes import Shape
 
 
-def model_choice(about: Build, x: Extent, arch: str, units: int) -> Build:
-    """The build that a call gets if no table has a row for it."""
+def shared_kib(names: Sequence[str]) -> int:
+    """KiB of shared memory that blocks may take on a GPU with these names, as in Facts."""
+    return SHARED_KIB.get(names[-1], 0)
+
+
+def model_choice(about: Build, x: Extent, arch: str, units: int, kib: int = 0) -> Build:
+    """The build that a call gets if no table has a row for it. kib: as in Facts."""
     few, known = choose.splits(x, units, about.target), (x.lengths(units), x.of_eight(units), x.longest_share(units))
-    found = choose.modelled(about, arch, few, x.shape_class, None, x.shared, *known)
-    return next((b for b, _ in found if choose.fits(b)), about)
+    found = (b.for_shared(kib) for b, _ in choose.modelled(about, arch, few, x.shape_class, None, x.shared, *known))
+    return next(filter(choose.fits, found), about)
 
 
-def step_choice(about: Build, x: Extent, units: int) -> Build:
-    """The build that a decoding step gets if no table has a row for it and both targets run."""
+def step_choice(about: Build, x: Extent, units: int, kib: int = 0) -> Build:
+    """The build that a decoding step gets if no table has a row for it and both targets run. kib: as in Facts."""
     plain = replace(about, chunk=DECODE_CHUNK, arch="")
-    return next((b for b, _ in choose_decode.modelled(plain, x, units, choose_decode.PREFERRED["cuda"]) if choose.fits(b)), plain)
+    found = choose_decode.modelled(plain, x, units, choose_decode.PREFERRED["cuda"])
+    return next(filter(choose.fits, (b.for_shared(kib) for b, _ in found)), plain)
 
 
 @lru_cache(maxsize=256)
-def gradient_choice(b: Build, arch: str, shape_class: tuple[int, ...], units: int) -> Build:
+def gradient_choice(b: Build, arch: str, shape_class: tuple[int, ...], units: int, kib: int = 0) -> Build:
     """The build of the states before chunks, or of the gradient, that a gradient takes if no table has a row for it. b: such a
-    build for the same inputs. shape_class: of the call. units: multiprocessors of the device."""
+    build for the same inputs. shape_class: of the call. units: multiprocessors of the device. kib: as in Facts."""
     page, _, kind = str(b.algorithm).rpartition(".")
     plain = replace(b, algorithm=page, contract=replace(b.contract, dtypes=rounded_rows(b)))
     few = gradient_builds.few_walks(b.target, shape_class, units)
-    every = gradient_builds.candidates(plain, "cuda", arch, DEFAULT_CHUNK, few=few)
+    every = (x.for_shared(kib) for x in gradient_builds.candidates(plain, "cuda", arch, DEFAULT_CHUNK, few=few))
     found = next((x for x in every if all(map(choose.fits, x.all))), None)
     return b if found is None else found.gradient if kind == "gradient" or found.states is None else found.states
 
@@ -89,11 +96,11 @@ def extent(s: Shape) -> Extent:
     return Extent(s.H, s.HV, len(s.lens), sum(s.lens), len(s.lens) > 1)
 
 
-def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int) -> list[Job]:
+def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int, kib: int = 0) -> list[Job]:
     """All that there is to time: at each shape the model's choice, then one candidate after the other at all shapes, but for
-    parts as long as a sequence."""
-    every = candidates(about, arch)
-    first = {s: model_choice(about, extent(s), arch, units) for s in shapes}
+    parts as long as a sequence. kib: as in Facts."""
+    every = [b.for_shared(kib) for b in candidates(about, arch)]
+    first = {s: model_choice(about, extent(s), arch, units, kib) for s in shapes}
     found = [Job(b, s.H, s.HV, s.lens) for s, b in first.items()] + [
         Job(b, s.H, s.HV, s.lens) for b in every for s in shapes if sensible(b, s, units)]
     return list({j.key: j for j in found}.values())

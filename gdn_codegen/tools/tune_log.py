@@ -119,13 +119,14 @@ def table(log: Log, arch: str, units: int) -> dict[str, Any]:
 
 
 def _modelled(j: Job, arch: str, units: int) -> Build:
-    """The model's choice for the inputs of a job, at its size."""
+    """The model's choice for the inputs of a job, at its size and for the shared memory of its GPU."""
+    kib = j.build.plan.shared_kib
     if j.table == tables.BACKWARD:
-        return gradient_choice(j.build, arch, j.extent.shape_class, units)
+        return gradient_choice(j.build, arch, j.extent.shape_class, units, kib)
     if j.table == tables.DECODE:
-        return step_choice(j.build, j.extent, units)
+        return step_choice(j.build, j.extent, units, kib)
     plain = replace(j.build, schedule=Build(j.build.target).schedule, chunk=DEFAULT_CHUNK, arch="")
-    return model_choice(plain, j.extent, arch, units)
+    return model_choice(plain, j.extent, arch, units, kib)
 
 
 def log_beside(path: Path, target: str, names: Sequence[str]) -> Log:

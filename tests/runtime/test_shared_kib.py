@@ -13,6 +13,8 @@ from gdn_codegen.runtime.call.gradient_builds import _fitting, asked_of
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.schedule import ScheduleError, named, varied
 from gdn_codegen.schedule.contract import PLAIN
+from gdn_codegen.tools import tune_backward, tune_decode, tune_jobs, tune_log
+from gdn_codegen.tools.shapes import Shape
 
 SMALL = {"sm_80 x 108": 163, "sm_89 x 142": 99}
 
@@ -132,3 +134,30 @@ def test_tilelang_has_sums_on_each_gpu(make, arch):
     tilelang = pytest.importorskip("tilelang")
     with tilelang.tvm.target.Target({"kind": "cuda", "arch": arch}) as target:
         assert tilelang.lower(make(), target=target, enable_device_compile=False).kernel_source
+
+
+A100 = ("NVIDIA A100-SXM4-80GB", "sm_80 x 108", "sm_80")
+SHAPES = [Shape("long", (4096,), 4, 4)]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("what", ["prefill", "decode", "backward"])
+def test_what_is_tuned_fits(what, tmp_path):
+    """All candidates of TileLang, and the model's choice that a table compares them with. A table keeps the number."""
+    kib, about = tune_jobs.shared_kib(A100), Build("tilelang", dtype="bfloat16")
+    todo = {"prefill": lambda: tune_jobs.jobs(about, SHAPES, "", 108, kib),
+            "decode": lambda: tune_decode.jobs(about, tune_decode.CONTRACTS[:1], [Shape("few", (1,), 4, 4)], 108, kib),
+            "backward": lambda: tune_backward.jobs([about], SHAPES, "", 108, kib)}[what]()
+    assert kib == 163 and {j.build.plan.shared_kib for j in todo if j.build.target == "tilelang"} == {163}
+    found = [j.build for j in todo if j.build.target == "tilelang" and choose.fits(j.build)]
+    assert found and all(max(shared(b)) <= 163 * 1024 for b in found)
+    log = tune_log.Log(tmp_path / "log.jsonl", {"target": todo[0].table or "tilelang", "device": A100[0]})
+    first = next(j for j in todo if j.build.target == "tilelang" and choose.fits(j.build))
+    log.results[first.key] = {"ms": 1.0}
+    (row,) = tune_log.table(log, "", 108)["rows"]
+    assert row["build"]["set"]["shared_kib"] == 163 and tune_log.job_of(first.key, log.head["target"]).build == first.build
+    assert row["model_ms"] == 1.0 or what == "decode"  # there the model's choice is Triton's
+
+
+def test_an_h100_has_all_that_kernels_were_made_for():
+    assert tune_jobs.shared_kib(("NVIDIA H200", "sm_90 x 132", "sm_90")) == 0
