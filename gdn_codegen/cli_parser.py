@@ -37,7 +37,7 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
                    + ("" if several else "; without a name, print the schedule"), **bare)
     p.add_argument("--launch", default="kernels", choices=LAUNCHES,
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
-    p.add_argument("--partition", default=None, choices=PARTITIONS[1:3],
+    p.add_argument("--partition", default=None, choices=[x for x in PARTITIONS if x not in (None, "short")],
                    help="split long sequences into parts that run side by side (default: do not split)")
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
                    help="a field of the schedule, as value_heads=1 or kernels=G,@inverse/o,S; may be given again")

@@ -220,8 +220,8 @@ MUTATIONS = {
         "a warm-up of a chunk less": (r"begin = first - tl\.maximum\(warm_up, 0\)", "begin = first - tl.maximum(warm_up - 1, 0)"),
         "a warm-up that stores": (r"if t >= first:", "if True:"),
         "no fallback": (r"if warm_up < 0:", "if False:"),
-        "no summaries": (r"skipped = \(\*\(\(\) if self\.summed else t\.summaries\)",
-                         "self.ints['summed'] = 0\n        skipped = (*t.summaries"),
+        "no summaries": (r"skipped = \*\(\(\) if self\.summed else t\.summaries\)",
+                         "self.ints['summed'] = 0\n        skipped = *t.summaries"),
     },
     ("triton", "longest first"): {
         "one instance for two": (r"instances \*= .*", "pass"),
