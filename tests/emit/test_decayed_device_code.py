@@ -132,8 +132,9 @@ def test_pairs(code: ctypes.CDLL, n: int, gates: str, exclusive: bool, dtype: to
         assert not read(registers, threads).triu().any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("exclusive, dtype", [
+    (False, torch.bfloat16), (True, torch.bfloat16), (True, torch.float16),
+    pytest.param(False, torch.float16, marks=pytest.mark.long)])  # which others show
 @pytest.mark.parametrize("gates", GATES)
 @pytest.mark.parametrize("n", range(len(BLOCKS)))
 def test_blocks(code: ctypes.CDLL, n: int, gates: str, exclusive: bool, dtype: torch.dtype) -> None:

@@ -70,7 +70,7 @@ def of_build(b):
 @pytest.mark.parametrize("build", [
     pytest.param(lambda: gradient("kimi_delta_attention", LAYER).gradient, id="gradient of KDA, as layers call it"),
     pytest.param(lambda: forward("kimi_delta_attention", LAYER), id="KDA, as layers call it"),
-    pytest.param(lambda: gradient("gated_delta_rule_2").gradient, id="gradient of GDN-2"),
+    pytest.param(lambda: gradient("gated_delta_rule_2").gradient, id="gradient of GDN-2", marks=pytest.mark.long),
 ])
 def test_a_barrier_stands_between_buffers_that_share_memory(build):
     found = [*of_build(build())]
