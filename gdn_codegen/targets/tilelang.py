@@ -62,7 +62,7 @@ def _model(x: Asked) -> Iterator[Candidate]:
     pays = x.longest_share > 0 and x.of_eight <= 4 and x.shape_class[2] >= PAIRED_MEAN and sum(x.shape_class[1:]) >= PAIRED_ALL
     if pays and x.chunk is None and x.bounded and x.block_rows >= SHORT_CHUNKS and x.head_dims == (128, 128):
         first = varied("walk_in_turn", ARCH, partition="short", **x.residuals), SHORT_CHUNKS
-        for c in _alone(replace(x, few=x.few and x.shape_class[1] < WHOLE_AFTER)):
+        for c in _alone(replace(x, few=x.few and (x.shape_class[1] < SECOND_WHOLE[0] or x.shape_class[2] > SECOND_WHOLE[1]))):
             plan = c.schedule
             assert isinstance(plan, Schedule)
             why = "the first of these two if all heads forget fast, else the second"
@@ -111,11 +111,13 @@ def _alone(x: Asked) -> Iterator[Candidate]:
 #: only kernels know lengths, from so many walks for each eight multiprocessors on.
 SHORT_CHUNKS, IN_TURN_TOKENS, IN_TURN, IN_HALVES, UNKNOWN = 16, 9, {True: 16, False: 11}, 19, 7
 #: From which classes of mean tokens, and of walks times these, on a build with short warm-ups runs before the one that runs
-#: alone, where the GPU has two multiprocessors for each walk; and from which class of walks on that one has whole walks. On an
-#: H200 16 walks of Kimi Delta Attention over 8192 tokens took 120 us instead of 215 where all heads forget fast, and 294 where
-#: one does not, instead of 275 in parts and 283 whole; 24 walks 181 and 360 instead of 338; over 2048 tokens 16 took 49 and 91
-#: instead of 62 and 82.
-PAIRED_MEAN, PAIRED_ALL, WHOLE_AFTER = 11, 17, 4
+#: alone, where the GPU has two multiprocessors for each walk. On an H200 16 walks of Kimi Delta Attention over 8192 tokens took
+#: 120 us instead of 215 where all heads forget fast, and 294 where one does not, instead of 275 in parts and 283 whole; 24 walks
+#: 181 and 360 instead of 338; over 2048 tokens 16 took 49 and 91 instead of 62 and 82.
+PAIRED_MEAN, PAIRED_ALL = 11, 17
+#: From which class of walks, and up to which class of mean tokens, the second build has whole walks. 16 walks over 12000 tokens
+#: that forget slowly took 439 us in a pair with whole walks, and 385 in parts alone.
+SECOND_WHOLE = (4, 13)
 assert SM_90A.part_cost is not None
 #: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
 #: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where

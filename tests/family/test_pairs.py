@@ -233,8 +233,8 @@ def choice_of(tokens, heads, sequences=1, accept="g=floored", packed=False, long
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("tokens, heads, sequences, second", [
-    (8192, 16, 1, ("operand_walk", None)), (32768, 4, 1, ("operand_walk", "decay")), (8192, 24, 1, ("operand_walk", None)),
-    (8192, 12, 4, ("operand_walk", None)), (8192, 64, 1, ("walk_in_turn", None))])
+    (8192, 16, 1, ("operand_walk", None)), (32768, 4, 1, ("operand_walk", "decay")), (32768, 16, 1, ("operand_walk", "decay")),
+    (8192, 24, 1, ("operand_walk", None)), (8192, 12, 4, ("operand_walk", None)), (8192, 64, 1, ("walk_in_turn", None))])
 def test_which_calls_get_a_pair(tokens, heads, sequences, second):
     b = choice_of(tokens, heads, sequences)
     assert (b.plan.name, b.plan.partition) == second and b.plan.if_declined
