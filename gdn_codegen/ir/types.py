@@ -93,8 +93,8 @@ INDEXING = {
     "numbers": "one integer for each (sequence, chunk of its walk). The integers of a sequence are a row, whose length is known "
                "at run time",
     "block": "`slots` tiles for each core group: a channel between agents that share no memory",
-    "counter": "one integer for all instances of a kernel: how many items they have claimed, or whether the call is left to "
-               "another build",
+    "counter": "one integer for all instances of a kernel: how many items they have claimed, or whether the first of two "
+               "builds has declined the call",
     "const": "one tile that all instances read: a mask or table made on the host",
     "head": "one number for each value head, which only `scalar` reads, or one vector",
 }
