@@ -18,14 +18,15 @@ def of_chunks(cost: PartCost, tokens: int) -> PartCost:
 #: Of walks with short warm-ups, whose warps compute operands in turn: microseconds for a token (docs/performance/members.md), and
 #: tokens of a warm-up on average.
 SHORT_TOKEN_US, SHORT_WARM_UP = 0.09, 32
-#: More chunks than a sequence has: parts without summaries may begin anywhere.
-NO_LIMIT = 1 << 20
+#: More chunks, and more parts, than a sequence has: parts without summaries may begin anywhere. Kernels multiply the second by
+#: the chunks of a part, in 32 bits.
+ALL_CHUNKS, ALL_PARTS = 1 << 20, 1 << 10
 
 
 def of_short(cost: PartCost, tokens: int) -> PartCost:
     """The cost of parts with short warm-ups, for chunks of `tokens` tokens. cost: of others, for chunks of 64."""
     return replace(of_chunks(cost, tokens), chunk_us=round(SHORT_TOKEN_US * tokens, 3), warm_up_chunks=SHORT_WARM_UP / tokens,
-                   longest_warm_up_chunks=0, least_part_chunks=0, warm_up_limit=NO_LIMIT)
+                   longest_warm_up_chunks=0, least_part_chunks=0, warm_up_limit=ALL_CHUNKS)
 
 
 # --- copied from here on ---

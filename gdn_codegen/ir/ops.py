@@ -811,8 +811,9 @@ op("warm_up_length", "the warm-up length of a part, in chunks: the least n for w
 op("return_unless_negative", "ends the instance unless the number is negative", _takes_a_number, effect="write")
 op("set_if_negative", "sets the counter `tensor` to one if the number is negative", _takes_a_number, effect="write",
    attrs=("tensor",))
-op("return_if_zero", "ends the instance if the counter `tensor` is zero", _effect, effect="write", attrs=("tensor",))
-op("return_if_set", "ends the instance if the counter `tensor` is not zero", _effect, effect="write", attrs=("tensor",))
+op("return_if_zero", "ends the instance if the counter `tensor` is zero, once the kernels of the call that started before have "
+   "ended", _effect, effect="write", attrs=("tensor",))
+op("return_if_set", "the same if the counter is not zero", _effect, effect="write", attrs=("tensor",))
 op("claim_part", "ends one of the two instances of a part. The operand is the warm-up length. The first instance, which starts "
    "earlier, continues if the length is more than half of the part's chunks; the second continues if it is not",
    _takes_a_number, effect="write")

@@ -93,9 +93,7 @@ def builds(m: models.Model, heads: tuple[int, int], on: Facts, target: str = "au
             request, what = asked(contract, target, decode), f"decode {contract.words_by_token}".strip() if decode else "prefill"
             for x in steps(*heads, most) if decode else prompts:
                 call = Call(request, TORCH[m.dtype], device, m.head_dims, x, contract, starts=True, wanted=not contract.frozen)
-                b = chosen(call, on)
-                for each in (b,) if b.earlier is None else (b.earlier, b):
-                    found[each].append(f"{what} {x.sequences} x {x.tokens // x.sequences}")
+                found[chosen(call, on)].append(f"{what} {x.sequences} x {x.tokens // x.sequences}")
     return dict(found)
 
 

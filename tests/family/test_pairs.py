@@ -15,7 +15,7 @@ from gdn_codegen.runtime.call import choose
 from gdn_codegen.runtime.call.device import described
 from gdn_codegen.runtime.call.request import Call, Request
 from gdn_codegen.runtime.call.tables import Extent
-from gdn_codegen.runtime.load import module
+from gdn_codegen.runtime.load import cached, module
 from gdn_codegen.schedule import Schedule, ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
 
@@ -23,9 +23,9 @@ ARCH, PAGES = "sm_90a", ("kimi_delta_attention", "gated_delta_rule_2", "gla")
 LENGTHS = (300, 0, 470)
 
 
-def pair(page="kimi_delta_attention", accept="g=floored", size=64, **fields):
+def pair(page="kimi_delta_attention", accept="g=floored", size=64, layout="bthd", **fields):
     """The second build of a pair, which names the first."""
-    about = Build("tilelang", 64, algorithm=page, dtype="bfloat16", head_dim_k=size, head_dim_v=size, arch=ARCH,
+    about = Build("tilelang", 64, layout, page, dtype="bfloat16", head_dim_k=size, head_dim_v=size, arch=ARCH,
                   contract=Contract.parse(accept))
     first = replace(about, chunk=16, schedule=varied("walk_in_turn", ARCH, partition="short"))
     return replace(about, schedule=varied("operand_walk", ARCH, if_declined=True, **fields), earlier=first)
@@ -153,28 +153,34 @@ class Launches:
         return lambda tensors, ends, numbers: self.made.append((kernel, tensors, numbers))
 
 
-def test_a_call_launches_both_with_the_same_tensors(monkeypatch):
-    """The counter, the inputs and the results are the same memory; what else the first has is its own."""
-    b = pair()
+@pytest.mark.parametrize("layout, accept", [("bthd", "g=floored"), ("bhtd", "g=floored"), ("bthd", "g=floored,strided")])
+def test_a_call_launches_both_with_the_same_tensors(layout, accept, monkeypatch):
+    """The counter, the inputs and the results are the same memory; what else the first has is its own. Rows may have gaps if
+    kernels take strides, and the caller's memory for o serves both."""
+    b = pair(accept=accept, layout=layout)
     m, first = module(b), module(b.earlier)
-    recorded = Launches()
+    launched = Launches()
     for host in (m.HOST, m.HOST.earlier):
-        monkeypatch.setattr(host, "launcher", recorded)
+        monkeypatch.setattr(host, "launcher", launched)
         monkeypatch.setattr(host, "plans", {})
-    x = [torch.ones(1, 640, 2, 64, dtype=torch.bfloat16) for _ in range(3)]
-    given = (*x, -torch.ones(1, 640, 2, 64), torch.ones(1, 640, 2))
-    o, final = getattr(m, b.function)(*given, output_final_state=True, scale=0.5)
-    by_kernel = {name: (dict(zip(y.TABLES.kernel(name)[3], tensors, strict=True)), numbers)
-                 for y, (name, tensors, numbers) in zip((first,) * 3 + (m,) * 2, recorded.made, strict=True)}
-    assert list(by_kernel)[:2] == ["F_chunk", "S_declined"] and [n for n, *_ in recorded.made][2] == "o_S"
-    walks = [(dict(zip(y.TABLES.kernel("o_S")[3], recorded.made[n][1], strict=True)), recorded.made[n][2])
-             for y, n in ((first, 2), (m, 4))]
-    for tensors, numbers in walks:
-        assert tensors["o"] is o and tensors["final_state"] is final and tensors["v_in" if "v_in" in tensors else "v"] is x[2]
-        assert numbers == [0.5]
-    counters = {id(t["S_declined"]) for t, _ in (*walks, by_kernel["S_declined"], by_kernel["F_chunk"])}
-    assert len(counters) == 1 and walks[0][0]["S_declined"].dtype == torch.int32
-    assert walks[0][0]["F_chunk_ws"] is by_kernel["S_declined"][0]["F_chunk_ws"]
+
+    def rows(*dims, dtype=torch.bfloat16):
+        heads = 3 if "strided" in accept else 2
+        wide = torch.ones(*((1, 640, heads) if layout == "bthd" else (1, heads, 640)), *dims, dtype=dtype)
+        return wide[:, :, :2] if heads == 3 else wide
+    q, k, v, out = (rows(64) for _ in range(4))
+    o, final = getattr(m, b.function)(q, k, v, -rows(64, dtype=torch.float32), rows(dtype=torch.float32), output_final_state=True,
+                                      scale=0.5, out=out)
+    names = [name for name, *_ in launched.made]
+    assert names[:3] == ["F_chunk", "S_declined", "o_S"] and len(names) == 5
+    of = [dict(zip(x.TABLES.kernel(name)[3], tensors, strict=True))
+          for x, (name, tensors, _) in zip((first,) * 3 + (m,) * 2, launched.made, strict=True)]
+    assert o is out and of[2]["final_state"] is of[4]["final_state"] is final and of[2]["o"] is of[4]["o"]
+    assert of[2]["v"].data_ptr() == of[4]["v"].data_ptr() and launched.made[2][2] == launched.made[4][2] == [0.5]
+    if "strided" not in accept:  # the C backend has no bfloat16, so that rows with gaps are copied here
+        assert of[2]["v"] is v and of[2]["o"] is o
+    assert len({id(x["S_declined"]) for x in of}) == 1 and of[0]["S_declined"].dtype == torch.int32
+    assert of[0]["F_chunk_ws"] is of[1]["F_chunk_ws"] is of[2]["F_chunk_ws"]
 
 
 def test_pairs_with_one_second_build_have_hosts_of_their_own():
@@ -182,7 +188,7 @@ def test_pairs_with_one_second_build_have_hosts_of_their_own():
     one, promised = pair(), pair(accept="g=floored,k=unit")
     other = replace(promised, contract=one.contract)
     assert replace(other, earlier=None) == replace(one, earlier=None) and lowered(one.earlier) != lowered(other.earlier)
-    assert module(one).HOST is not module(other).HOST
+    assert module(one).HOST is not module(other).HOST and cached(one) != cached(other)  # so verdicts lie apart, too
     assert [module(b).HOST.earlier.tables.name for b in (one, other)] == [one.earlier.name, other.earlier.name]
     assert module(one).HOST.earlier is not module(one.earlier).HOST  # a self-check changes it
 
@@ -224,8 +230,8 @@ def test_self_checks_draw_gates_for_both(monkeypatch):
 
 
 # --- dispatch --------------------------------------------------------------------------------------------------------
-def choice_of(tokens, heads, sequences=1, accept="g=floored", packed=False, longest=0, **words):
-    request = Request(algorithm="kimi_delta_attention", target="tilelang", **words)
+def choice_of(tokens, heads, sequences=1, accept="g=floored", packed=False, longest=0, algorithm="kimi_delta_attention", **words):
+    request = Request(algorithm=algorithm, target="tilelang", **words)
     extent = Extent(heads, heads, sequences, tokens, packed, longest)
     call = Call(request, torch.bfloat16, torch.device("cuda"), (128, 128), extent, Contract.parse(accept))
     return choose.choice(call, described("NVIDIA H200")).build
@@ -249,9 +255,11 @@ def test_which_calls_get_a_pair(tokens, heads, sequences, second):
     {"tokens": 8192, "heads": 12, "sequences": 4, "packed": True}, {"tokens": 8192, "heads": 16, "chunk_size": 64},
     {"tokens": 8192, "heads": 16, "batch_invariant": True},
     *({"tokens": 8192, "heads": 16, "accept": f"g=floored,state={word}"} for word in (
-        "checkpoints", "pool/positions"))])
+        "checkpoints", "pool/positions")),
+    *({"tokens": 8192, "heads": 16, "algorithm": f"kimi_delta_attention.{page}"} for page in ("saving", "states"))])
 def test_which_calls_do_not(case):
-    """Short ones, many walks, gates without a bound, lengths that only the device knows, chunks that callers give."""
+    """Short ones, many walks, gates without a bound, lengths that only the device knows, chunks that callers give, states after
+    chunks, and what a gradient reads."""
     assert choice_of(**case).earlier is None
 
 

@@ -125,11 +125,11 @@ class KernelGroups:
         before them. With short warm-ups the bound of what is forgotten has a group of its own, which does not see all chunks.
         """
         parts, out = [self.slice(i) for i in range(len(self.s.kernels))], list(self.s.kernels)
-        some = (self.p.forgets,) if self.s.partition == "short" else ()
+        before_parts = (self.p.forgets,) if self.s.partition == "short" else ()
         for n in self.p.scales:
             users = [i for i, part in enumerate(parts) if n in part.ops]
-            over = [i for i, part in enumerate(parts) if not part.walks and self.s.kernels[i] != some]
-            chunks = [i for i in over if i in users or i < users[0]]
+            every = [i for i, part in enumerate(parts) if not part.walks and self.s.kernels[i] != before_parts]
+            chunks = [i for i in every if i in users or i < users[0]]
             computing = [i for i in chunks if i in users]
             if chunks and (len(users) > 1 or not computing):
                 at = computing[0] if computing else chunks[-1]

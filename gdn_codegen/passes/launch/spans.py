@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Groups
-from ...devices.part_cost import NO_LIMIT, of_chunks, of_short
+from ...devices.part_cost import ALL_PARTS, of_chunks, of_short
 from ...ir.core import Program
 from ..cut.partition import longest_warm_up
 from ..stage import takes
@@ -28,5 +28,5 @@ def spans(p: Program, device: Groups) -> Program:
     short = any(o.attr("longest") for k in p.kernels for o in k.ops)
     c = (of_short if short else of_chunks)(device.part_cost, p.sizes["C"])
     costs = c.warm_up_chunks, c.longest_warm_up_chunks, c.split_us / c.chunk_us, c.crowded, c.start_chunks
-    spans = (NO_LIMIT >> 10 if short else longest_warm_up(device), c.warm_up_limit, *(round(64 * x) for x in costs))
+    spans = (ALL_PARTS if short else longest_warm_up(device), c.warm_up_limit, *(round(64 * x) for x in costs))
     return p.map_kernels(lambda k: replace(k, spans=spans) if k.grid == "parts" else k)
