@@ -673,8 +673,9 @@ op("row", "a vector as a row, [1, C]", _row, lambda attrs, x: x[None, :], elemen
 op("expand", "broadcast to a full tile", _expand, elementwise=True, attrs=("dims",), zero=zeros.all_operands, text=texts.expand,
    view=("threads",), vjp=vjps.expand)
 op("matmul", "a @ b (+ accumulator), summed in float32. `ta`, `tb`: a or b is transposed. `asynchronous`: the op only starts "
-   "the product, which is complete after the agent's next drain. `absent`: it is zero in a walk's first iteration if this tensor "
-   "is not given. `stacked`: a and b are square blocks, one below the other; each block of a is multiplied by that of b",
+   "the product, which is complete after the agent's next drain; another one may add to it where its sums are. `absent`: the "
+   "product is zero in a walk's first iteration if this tensor is not given. `stacked`: a and b are square blocks, one below the "
+   "other; each block of a is multiplied by that of b",
    _matmul, _mm, attrs=("ta", "tb", "asynchronous", "absent", "stacked"), zero=zeros.product, text=texts.matmul,
    sums=lambda attrs: () if attrs.get("stacked") else ((0, int(not attrs.get("ta"))), (1, int(bool(attrs.get("tb"))))),
    vjp=vjps.matmul)

@@ -5,7 +5,8 @@ and phases, and a wait tests only the parity of the phase. Vector clocks give th
 asynchronous copy is known to be complete only through the barrier at which it arrives. The checker refuses:
 - two accesses to a slot, at least one of them a write, that no barrier orders. An asynchronous product reads its operands, also
   those in registers, until a drain that does not name it (`but`);
-- a read of the result of an asynchronous product before that, a write over it, or a read of a fragment of another agent;
+- a read of the result of an asynchronous product before that, a write over it, or a read of a fragment of another agent. Another
+  asynchronous product may add to it in the same registers: products of an agent run one after another;
 - a drain that leaves out a product which began before another one that it waits for;
 - an asynchronous unit that reads or overwrites a slot which threads wrote, unless these execute a fence before they arrive;
 - a wait that could miss its phase or that an older phase of the same parity could end, or an arrival for another phase;
@@ -227,6 +228,11 @@ class _Check:
         self.read.pop(slot, None)
         self.written[slot] = Write(load, load.agent, pipe, self.clocks.issue(pipe), threads_write(self.p, load))
 
+    def added(self, o: Op) -> str:
+        """The product under way to which the product `o` adds in the same registers, without a wait; "" if there is none."""
+        begun = (b for b, _ in self.begun.get(o.agent, ()))
+        return next((b.out for b in begun if o.attr("asynchronous") and (b.out,) == o.args[2:] and b.buffer == o.buffer), "")
+
     def op(self, i: int, o: Op, pipe: int) -> None:
         """Check the accesses of an op to rings, and that it reads no fragment of another agent."""
         c = self.clocks
@@ -236,9 +242,9 @@ class _Check:
         whole = units is not None and tails and not o.attr("tail")
         if whole and is_filled(self.p, o) and o.type is not None and o.type.rank == 2:
             raise self.error(f"{o.out} of {o.agent} is copied in whole tiles in iteration {i}, where a chunk may have fewer rows")
-        begun, sources = [b.out for b, _ in self.begun.get(o.agent, ())], self.sources[o]
+        begun, sources, added = {b.out for b, _ in self.begun.get(o.agent, ())}, self.sources[o], self.added(o)
         for value, x in sources:
-            if value in begun:
+            if value in begun and value != added:
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i}, a product that was begun and "
                                  "not drained")
             if x.space != self.device.operand:
@@ -257,14 +263,14 @@ class _Check:
         shared = c.number[who, SHARED]
         number = c.issue(shared)
         for _, x in sources:
-            if o.attr("asynchronous"):
+            if o.attr("asynchronous") and x.name != o.buffer:  # `over` tells of writes to what it adds to
                 self.begun.setdefault(o.agent, []).append((o, (x.name, i % x.slots)))
-            elif x.space == self.device.operand:
+            elif not o.attr("asynchronous") and x.space == self.device.operand:
                 self.read.setdefault((x.name, i % x.slots), []).append((o, shared, number))
         if not o.buffer:
             return
         over = next((b for b, _ in self.begun.get(o.agent, ()) if b.buffer == o.buffer and b is not o), None)
-        if over is not None:
+        if over is not None and not added:
             raise self.error(f"{o.out} of {o.agent} is written in iteration {i} over {over.out}, a product that was begun and "
                              "not drained")
         slot = (o.buffer, i % self.buffers[o.buffer].slots)

@@ -55,6 +55,10 @@ class AgentPlan:
 class Assignment:
     """The agents of a thread block, in the order of their threads.
 
+    outputs_early: whether the agent of the state begins the products of outputs before those of the next carried value, and frees
+    slots of rings as soon as it can (passes/agents/outputs_early.py). An iteration then takes less time, and blocks load more at
+    a time.
+
     An agent of fewer than four warps comes after the others, because such agents share warp groups. A kernel that has a task
     which no agent has cannot use this assignment. Raises ValueError if names, tasks, warps, registers or slots are not as
     `AgentPlan` says.
@@ -62,6 +66,7 @@ class Assignment:
 
     name: str
     agents: tuple[AgentPlan, ...]
+    outputs_early: bool = False
 
     def __post_init__(self) -> None:
         """ValueError that names the agent and the field which is wrong."""
@@ -123,6 +128,8 @@ OPERAND_WALK = Assignment("operand_walk", (
     AgentPlan("state", ("state", "output", "rest"), 0, 240),
     AgentPlan("loader", ("load",), 1, 24),
     AgentPlan("store", ("store",), 1, 24)))
+#: The same for so few blocks that memory is not what they wait for.
+EARLY_OUTPUTS = Assignment("early_outputs", OPERAND_WALK.agents, outputs_early=True)
 #: For a walk with inverses. Inverses run some iterations ahead of the state, so their operands have three slots.
 SOLVING_WALK = Assignment("solving_walk", (
     AgentPlan("state", ("state", "output", "solved"), 0, 192),
@@ -147,7 +154,8 @@ FOUR_IN_TURN = Assignment("four_in_turn", (
     AgentPlan("store", ("store",), 1, 24)))
 
 #: The assignments that `Schedule.agents` may name.
-ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, OPERAND_WALK, SOLVING_WALK, FUSED_GRADIENT, FOUR_IN_TURN)}
+ASSIGNMENTS: dict[str, Assignment] = {a.name: a for a in (WALK, OPERAND_WALK, EARLY_OUTPUTS, SOLVING_WALK, FUSED_GRADIENT,
+                                                              FOUR_IN_TURN)}
 #: A schedule that names no assignment takes the first of these that has an agent for each task of a kernel.
 DEFAULTS = (WALK, SOLVING_WALK)
 

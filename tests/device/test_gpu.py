@@ -82,6 +82,11 @@ GROUPS = {"f16": Build("tilelang", schedule="walk", arch="sm_90a"),
           "bf16-bhtd": Build("tilelang", layout="bhtd", schedule="walk", dtype="bfloat16", arch="sm_90a"),
           "stages": Build("tilelang", schedule=replace(named("walk", "sm_90a"), name="walk3", stages=3), arch="sm_90a"),
           "columns": Build("tilelang", schedule=replace(named("walk", "sm_90a"), name="walk64", v_block=64), arch="sm_90a"),
+          **{f"operands-{'-'.join(map(str, fields.values()))}": Build(
+              "tilelang", layout=layout, dtype=dtype, arch="sm_90a",
+              schedule=varied("operand_walk", "sm_90a", agents="early_outputs", **fields))
+             for layout, dtype, fields in (("bthd", "float16", {}), ("bhtd", "bfloat16", {"v_block": 64}),
+                                           ("bthd", "float16", {"v_block": 64, "partition": "decay"}))},
           "k64v64": Build("tilelang", schedule="walk", head_dim_k=64, head_dim_v=64, arch="sm_90a"),
           "fused": Build("tilelang", schedule="fused_walk", arch="sm_90a"),
           **{f"persistent-{n}-{size}": Build("tilelang", schedule=varied(n, "sm_90a", persistent=True), head_dim_k=size,

@@ -84,6 +84,26 @@ def test_short_chunks(page, chunk, K, V):
 
 
 @pytest.mark.parametrize("page, dtype, K, V", [
+    *((page, "bfloat16", 128, 128) for page in ("kimi_delta_attention", "gated_delta_rule_2", "gla", "delta_rule", "rwkv7")),
+    ("gated_delta_rule", "bfloat16", 128, 128), ("gated_delta_rule", "float16", 128, 128),
+    *((page, dtype, K, V) for page in ("kimi_delta_attention", "gated_delta_rule_2")
+      for dtype, K, V in (("float16", 128, 128), ("bfloat16", 64, 128), ("bfloat16", 128, 64), ("bfloat16", 64, 64)))])
+def test_operand_walks(page, dtype, K, V):
+    """Walks over operands of an earlier kernel, over all of V, halves of it, and parts, in packs with ragged tails and empty
+    sequences, heads with shared keys, and equal keys."""
+    residuals = {"kimi_delta_attention": {"residuals": "@update"}, "rwkv7": {"residuals": "@right_side,@solution"}}.get(page, {})
+    cases = [(what, fields) for what in CALLS if what != "parts" for fields in ({}, {"v_block": 64})]
+    cases += [("parts", {"v_block": 64}), *([("parts", {"v_block": 64, "partition": "decay"})] if page != "rwkv7" else [])]
+    for what, fields in cases:
+        x = Walks(page, what, dtype, K, V)
+        fields = {"agents": "early_outputs", **fields}
+        run = function(Build("tilelang", 64, algorithm=page, dtype=dtype, head_dim_k=K, head_dim_v=V, arch="sm_90a",
+                             schedule=varied("operand_walk", "sm_90a", **residuals, **fields)))
+        given = {n: y[None] if y.ndim > 1 else y for n, y in x.x.items()} | {"cu_seqlens": x.ends, "output_final_state": True}
+        x.near(lambda run=run, x=x, given=given: run(**given, initial_state=x.S.clone()))
+
+
+@pytest.mark.parametrize("page, dtype, K, V", [
     *((page, "bfloat16", K, V) for page in ("kimi_delta_attention", "gated_delta_rule_2", "gla")
       for K, V in ((128, 128), (64, 128), (128, 64), (64, 64))),
     ("delta_rule", "bfloat16", 128, 128), ("delta_rule", "float16", 64, 64)])

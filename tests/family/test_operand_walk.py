@@ -11,6 +11,8 @@ from gdn_codegen.passes.storage.live_bytes import live_bytes, packed_bytes
 from gdn_codegen.passes.storage.stored_values import StoredValues
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose
+from gdn_codegen.runtime.call.device import Facts
+from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.schedule import ScheduleError, varied
 
 pytestmark = pytest.mark.slow
@@ -153,7 +155,20 @@ def test_dispatch_takes_it_where_other_walks_do_not_fit(page, walks, want, few):
     """walks: the power of two nearest to their number. Few walks have halves of V; so has a page whose tiles leave no room."""
     options = choose.modelled(Build("tilelang", algorithm=page, dtype="bfloat16"), "sm_90a", few, (0, walks, 13), None)
     found = next(b for b, _ in options if choose.fits(b) and not b.plan.partition)
-    assert found.plan == varied("operand_walk", "sm_90a", residuals=RESIDUALS.get(page, ""), **want)
+    assert found.plan == varied("operand_walk", "sm_90a", agents="early_outputs", residuals=RESIDUALS.get(page, ""), **want)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("walks, v_block, early", [
+    (16, 64, True), (33, 64, True), (34, 64, False), (49, 64, False), (50, 0, True), (64, 0, True), (132, 0, True)])
+def test_halves_of_v_are_for_few_walks_of_a_gpu(walks, v_block, early):
+    """Each half loads the tiles with columns of K, so that halves of many walks wait for memory. Then outputs come last."""
+    extent, on = Extent(walks, walks, 1, 8192), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
+    size = choose.size_of(extent, "tilelang", on)
+    b = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16")
+    options = choose.modelled(b, "sm_90a", False, size.shape_class, None, of_eight=size.of_eight)
+    plan = next(b for b, _ in options if choose.fits(b)).plan
+    assert (plan.v_block, plan.agents) == (v_block, "early_outputs" if early else "operand_walk")
 
 
 @pytest.mark.parametrize("page, walks, tokens", [
@@ -164,7 +179,10 @@ def test_dispatch_splits_few_walks(page, walks, tokens):
     def parts(*shape_class):
         options = choose.modelled(Build("tilelang", algorithm=page, dtype="bfloat16"), "sm_90a", True, (0, *shape_class), None)
         found = next(b for b, _ in options if choose.fits(b)).plan
-        assert found == varied("operand_walk", "sm_90a", v_block=64, partition=found.partition, residuals=RESIDUALS.get(page, ""))
+        block = 64 if shape_class[0] < 6 or page == "gated_delta_product" else 0
+        early = {} if found.partition else {"agents": "early_outputs"}
+        assert found == varied("operand_walk", "sm_90a", v_block=block, partition=found.partition,
+                               residuals=RESIDUALS.get(page, ""), **early)
         return found.partition
     assert (parts(walks, tokens), parts(6, 15)) == ("decay", None)
     if page != "gated_delta_product":
@@ -183,7 +201,7 @@ def test_dispatch_keeps_to_chunks_of_64(few):
 def test_a_page_that_bounds_no_token_is_not_split():
     options = choose.modelled(Build("tilelang", algorithm="rwkv7", dtype="bfloat16"), "sm_90a", True, (0, 3, 15), None)
     plan = next(b for b, _ in options if choose.fits(b)).plan
-    assert plan == varied("operand_walk", "sm_90a", v_block=64, residuals=RESIDUALS["rwkv7"])
+    assert plan == varied("operand_walk", "sm_90a", v_block=64, agents="early_outputs", residuals=RESIDUALS["rwkv7"])
 
 
 def test_the_bound_of_channels_is_computed_first():

@@ -115,7 +115,7 @@ def test_an_assignment_that_does_not_fit_is_refused_in_words(agents, sizes, mess
 
 
 def test_a_schedule_names_an_assignment_that_is_known():
-    accepted = "walk, operand_walk, solving_walk, fused_gradient, four_in_turn, two, three, six"
+    accepted = "walk, operand_walk, early_outputs, solving_walk, fused_gradient, four_in_turn, two, three, six"
     with pytest.raises(ScheduleError, match=f"agents='none'; accepted are {accepted}, or '' for one"):
         Schedule("own", (("o", "S"),), agents="none")
     assert register(WALK) is WALK

@@ -30,7 +30,8 @@ def signal(w: GroupsWriter, o: Op) -> None:
 def drain(w: GroupsWriter, o: Op) -> None:
     under_way = {n: x for n, x in w.begun.items() if n in o.attr("but", ())}
     w.line(f"T.wait_wgmma({len(under_way)})")
-    for x in (x for n, x in w.begun.items() if n not in under_way):  # so that nvcc does not move a read of it before the wait
+    # so that nvcc does not move a read of it before the wait
+    for x in dict.fromkeys(x for n, x in w.begun.items() if n not in under_way):
         w.line(f"T.warpgroup_fence_operand({w.name(x)}, num_regs={math.prod(w.buffers[x].shape) // w.agent.threads})")
     w.begun = under_way
 

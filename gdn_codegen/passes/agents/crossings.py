@@ -32,7 +32,7 @@ class Crossings:
     def __init__(self, p: Program, k: Kernel, s: Schedule, device: Groups) -> None:
         """Finds the assignment. ScheduleError if none fits."""
         self.p, self.k, self.device, self.where = p, k, device, f"{p.name}, kernel {k.name} on {device.name}"
-        self.tasks = Tasks(p, k, device.rows)
+        self.tasks, self.stages = Tasks(p, k, device.rows), s.stages
         self.loop, self.defs = self.tasks.loop, self.tasks.defs
         self.names: dict[tuple[str, ...], str] = {}  # (value, agent, view) -> the name that the agent reads
         self.plan = assignment(self.tasks, s, self.where)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from ...devices import Groups
 from ...ir.body import Body
@@ -28,6 +29,7 @@ from .by_columns import by_columns
 from .crossings import Crossings
 from .few_registers import few_registers
 from .order import Cycle
+from .outputs_early import carried_first, loads_ahead, outputs_early
 from .tasks import INVERSE
 from .walk_order import by_task, in_order
 
@@ -80,10 +82,21 @@ class _Assign(Crossings):
         # These products were timed in neither: walks back, and walks with a task `tokens`, whose order is that of few_registers.
         if s.step < 0 or "tokens" in tasks.values():
             return tuple(ops)
-        ops = behind_products(ops, self.state_agent)
         if {o.agent for o in ops if o.kind == "matmul"} != {self.state_agent}:
-            return tuple(ops)  # with one more such agent threads have fewer registers, and nvcc serialises products (C7512)
-        return tuple(two_at_once(ops, self.state_agent, {c.next for c in s.carried}, inner.fresh))
+            # with one more such agent threads have fewer registers, and nvcc serialises products (C7512)
+            return tuple(behind_products(ops, self.state_agent))
+        fresh, agents = cache(inner.fresh), [a.name for a in self.plan.agents]
+
+        def begun(ops: list[Op]) -> list[Op]:
+            """The ops with products that begin before others have ended."""
+            return two_at_once(behind_products(ops, self.state_agent), self.state_agent, {c.next for c in s.carried}, fresh)
+
+        late = begun(ops)
+        if not self.plan.outputs_early or not loads_ahead(ops, self.stages, self.tasks.sizes, self.device):
+            return tuple(late)
+        first = begun(carried_first(ops, self.state_agent, s.carried, agents))
+        early = outputs_early(first, self.state_agent, s.carried, agents)
+        return tuple(late if early is first else early)
 
     def op(self, o: Op, b: Body) -> None:
         """Rebuild an op for its agent, with operands as that agent reads them. ScheduleError for an op that warp groups cannot

@@ -7,12 +7,14 @@ the last value are done.
 
 A reader waits before its first read and arrives after its last one. The producer waits before its first write, for the slot's
 readers of `slots` iterations before. A fence comes before the arrival where a product or a store to tokens reads values that
-threads wrote. This includes loads of tokens, because threads fill up the last chunk of a sequence. One comes before the arrival
-at "free", too, where threads have written what a copy unit overwrites. Barriers of rings that are
-filled only outside warm-ups count only those iterations. Values that lead to an inverse have separate barriers, because they
-are read ahead of others. An asynchronous product is drained before its result is read; products that began later may go on
-(`but`). A signal to stores that would end an iteration comes in the next one, behind such a product. In a kernel with a loop over
-items, the rings of that loop have barriers of their own, which count items. Those of the walk count its iterations in all items.
+threads wrote. This includes loads of tokens, because threads fill up the last chunk of a sequence. One comes before the
+arrival at "free", too, where threads have written what a copy unit overwrites. Barriers of rings that are filled only outside
+warm-ups count only those iterations. Values that lead to an inverse have separate barriers, because they are read ahead of
+others. So have rings that an agent frees before different products of its own, where its last products run to the end of the
+iteration: their loads then begin early. An asynchronous product is drained before its result is read, or at the end of the
+iteration if the next one reads it; products that began later may go on (`but`). A signal to stores that would end an iteration
+comes in the next one, behind such a product. In a kernel with a loop over items, the rings of that loop have barriers of their
+own, which count items. Those of the walk count its iterations in all items.
 
 Then the pass removes what is not needed (`needed_barriers`).
 
@@ -22,7 +24,7 @@ Example, for a ring k of two slots:
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
 
@@ -30,6 +32,7 @@ from ...devices import Groups
 from ...ir.core import Buffer, Kernel, Op, Program, loops, map_ops
 from ...prove.happens_before import RaceError
 from ...prove.rings import BARRIER, check_ring
+from ..agents.products_end import Ends
 from ..agents.tasks import INVERSE, leads
 from ..stage import takes
 from .early_tails import early_tails
@@ -87,24 +90,22 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
     ops = list(within)
     slots = {b.name: b.slots for b in k.buffers if b.space == device.operand}
     read, count = reads(k), {a.name: a.of_iteration for a in k.agents}
-    groups: dict[tuple[object, ...], list[Op]] = {}
     final = {o.buffer: o for o in ops if o.buffer in slots}  # buffer -> the op that writes it last in an iteration
     given = {o.buffer: o for o in reversed(ops) if o.buffer in slots}  # buffer -> the op that writes it first
-    to_inverse = leads(ops, INVERSE)
     before, after = dict[Op, list[Op]](), dict[Op, list[Op]]()
-    order = {o: n for n, o in enumerate(ops)}
-    private = of_one_warp(k, ops, read)
-    drained = _drained(ops, read)
-    for o in ops:
-        if o.buffer in slots and o.buffer not in private:
-            readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
-            first = o is given[o.buffer]
-            key = (within[o], o.agent, readers, last if first else (), slots[o.buffer], o.out in to_inverse,
-                   "" if share else o.out)
-            groups.setdefault(key, []).append(o)
-    for o, at in drained.items():
-        but = tuple(x.out for x, end in drained.items() if x.agent == o.agent and order[o] < order[x] < order[at] < order[end])
-        before.setdefault(at, []).append(sync("drain", o.agent, **({"but": but} if but else {}), **own_part([o])))
+    places = {"before": before, "after": after}
+    loop_ops = {lp.index: [o for o in lp.body if isinstance(o, Op)] for lp in loops(k.body)}
+    ends, to_inverse, private = Ends(ops, read), leads(ops, INVERSE), of_one_warp(k, ops, read)
+    groups: dict[tuple[object, ...], list[Op]] = {}
+    for o in (o for o in ops if o.buffer in slots and o.buffer not in private):
+        readers, last = (tuple(dict.fromkeys(r.agent for r in ops if x.out in read(r))) for x in (o, final[o.buffer]))
+        freed = [ends.later_products(r) for r in ops if final[o.buffer].out in read(r) and ends.end_late(r.agent)]
+        key = (within[o], o.agent, readers, last if o is given[o.buffer] else (), slots[o.buffer], o.out in to_inverse,
+               min(freed, default=0), "" if share else o.out)
+        groups.setdefault(key, []).append(o)
+    for (where, at), over, but in ends.drained(lambda o: loop_ops[within[o]]):
+        drain = sync("drain", over[0].agent, **({"but": but} if but else {}), **own_part(over))
+        places[where].setdefault(at, []).append(drain)
     copied, barriers = dict[Op, dict[str, str]](), list[Buffer]()  # copied: load -> the barriers on which its copy arrives
     for writes in groups.values():
         producer, n, own = writes[0].agent, slots[writes[0].buffer], own_part(writes)
@@ -120,13 +121,13 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
         done = [r for r in ops if read(r) & {final[o.buffer].out for o in writes}]
         if writes[0] is given[writes[0].buffer]:
             before.setdefault(writes[0], []).append(sync("wait", producer, channel=free, back=n, **own))
-            done.sort(key=lambda r: order[drained.get(r, r)])
-            ends = {r.agent: r for r in done}
-            barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in ends),), "uint64", slots=n, own=bool(own)))
-            for c, r in ends.items():
-                place, at = (before, drained[r]) if r in drained else (after, r)
+            done.sort(key=ends.over)
+            last_of = {r.agent: r for r in done}
+            barriers.append(Buffer(free, BARRIER, (sum(count[c] for c in last_of),), "uint64", slots=n, own=bool(own)))
+            for c, r in last_of.items():
+                where, at = ends.place(r, loop_ops[within[r]])
                 fence = [sync("fence", c, **own)] if any(written_over(o, c, ops) for o in writes) else []
-                place.setdefault(at, []).extend([*fence, sync("signal", c, channel=free, **own)])
+                places[where].setdefault(at, []).extend([*fence, sync("signal", c, channel=free, **own)])
         fenced = {o.out for o in writes if by_threads(p, o)}
         at, when = late_place(ops, writes[-1], users, n) if late else (writes[-1], {})
         if any(by_units(p, r) and read(r) & fenced for r in users):
@@ -140,8 +141,3 @@ def _kernel(p: Program, k: Kernel, device: Groups, share: bool, late: bool) -> K
         return (*before.get(o, []), o.with_attrs(**copied[o]) if o in copied else o, *after.get(o, []))
 
     return with_warp_barriers(replace(k, buffers=(*k.buffers, *barriers), body=map_ops(k.body, synchronised)), set(slots))
-
-
-def _drained(ops: Sequence[Op], read: Callable[[Op], Collection[str]]) -> dict[Op, Op]:
-    """Of each asynchronous product of an iteration, the op before which it is drained: the first that reads it."""
-    return {o: next(r for r in ops if o.out in read(r)) for o in ops if o.attr("asynchronous")}
