@@ -229,9 +229,10 @@ class _Check:
         self.written[slot] = Write(load, load.agent, pipe, self.clocks.issue(pipe), threads_write(self.p, load))
 
     def added(self, o: Op) -> str:
-        """The product under way to which the product `o` adds in the same registers, without a wait; "" if there is none."""
-        begun = (b for b, _ in self.begun.get(o.agent, ()))
-        return next((b.out for b in begun if o.attr("asynchronous") and (b.out,) == o.args[2:] and b.buffer == o.buffer), "")
+        """The product under way to which the product `o` adds in the same registers, without a wait; "" if there is none. Both
+        have the same shape, as PTX asks for."""
+        begun = (b for b, _ in self.begun.get(o.agent, ()) if (b.buffer, b.type) == (o.buffer, o.type))
+        return next((b.out for b in begun if o.attr("asynchronous") and (b.out,) == o.args[2:]), "")
 
     def op(self, i: int, o: Op, pipe: int) -> None:
         """Check the accesses of an op to rings, and that it reads no fragment of another agent."""
@@ -243,8 +244,9 @@ class _Check:
         if whole and is_filled(self.p, o) and o.type is not None and o.type.rank == 2:
             raise self.error(f"{o.out} of {o.agent} is copied in whole tiles in iteration {i}, where a chunk may have fewer rows")
         begun, sources, added = {b.out for b, _ in self.begun.get(o.agent, ())}, self.sources[o], self.added(o)
+        sums = {b.buffer for b, _ in self.begun.get(o.agent, ())}  # a carried value has another name than the one before
         for value, x in sources:
-            if value in begun and value != added:
+            if value != added and (value in begun or (x.space != self.device.operand and x.name in sums)):
                 raise self.error(f"{o.out or o.kind} of {o.agent} reads {value} in iteration {i}, a product that was begun and "
                                  "not drained")
             if x.space != self.device.operand:

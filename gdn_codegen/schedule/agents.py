@@ -56,8 +56,8 @@ class Assignment:
     """The agents of a thread block, in the order of their threads.
 
     outputs_early: whether the agent of the state begins the products of outputs before those of the next carried value, and frees
-    slots of rings as soon as it can (passes/agents/outputs_early.py). An iteration then takes less time, and blocks load more at
-    a time.
+    slots of rings as soon as it can (passes/agents/outputs_early.py). An iteration then takes less time, and blocks have more
+    loads under way. Walks with products of several agents, and others that the pass names, keep the order without it.
 
     An agent of fewer than four warps comes after the others, because such agents share warp groups. A kernel that has a task
     which no agent has cannot use this assignment. Raises ValueError if names, tasks, warps, registers or slots are not as
@@ -128,7 +128,7 @@ OPERAND_WALK = Assignment("operand_walk", (
     AgentPlan("state", ("state", "output", "rest"), 0, 240),
     AgentPlan("loader", ("load",), 1, 24),
     AgentPlan("store", ("store",), 1, 24)))
-#: The same for so few blocks that memory is not what they wait for.
+#: OPERAND_WALK with early outputs. It pays where blocks are so few that they do not wait for memory.
 EARLY_OUTPUTS = Assignment("early_outputs", OPERAND_WALK.agents, outputs_early=True)
 #: For a walk with inverses. Inverses run some iterations ahead of the state, so their operands have three slots.
 SOLVING_WALK = Assignment("solving_walk", (

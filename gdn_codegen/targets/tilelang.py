@@ -42,24 +42,27 @@ ARCH = "sm_90a"
 #: From this class of value heads times tokens (the last two of Extent.shape_class) on, `fused_walk` also serves parts. A kernel
 #: for inverses then costs more than warm-ups that compute inverses again.
 LARGE = 18
-#: Up to this class of the same, halves of V with operands of an earlier kernel serve parts of few walks. They have twice the
-#: blocks, whose chunks take half the time. Gated DeltaNet on an H200, us before and now, where heads forget fast and where they
-#: do not: 1024 tokens with 4 heads 15 and 13, 31 and 22; with 32 heads 24 and 25, 38 and 30; 4096 tokens with 8 heads 31 and 24,
-#: 99 and 64; 2048 tokens with 32 heads, of the next class, 39 and 45, 62 and 55. Whole walks: 512 tokens with 16 heads 26 and
-#: 17.
+#: Up to this class of value heads times tokens, halves of V with operands of an earlier kernel serve parts of few walks. They
+#: have twice the blocks, whose chunks take half the time. On an H200 Gated DeltaNet took, with `walk` and so, in us: over 1024
+#: tokens with 4 heads 15 and 13 where heads forget fast, 31 and 22 where they do not; with 32 heads 24 and 25, 38 and 30; over
+#: 4096 tokens with 8 heads 31 and 24, 99 and 64; over 2048 tokens with 32 heads, of the next class, 39 and 45, 62 and 55. Whole
+#: walks over 512 tokens with 16 heads took 26 with `fused_walk` and 17 so.
 SMALL = 15
 #: From which class of walks on, and for which classes of mean tokens, blocks take several walks. With fewer walks few blocks have
 #: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class
 #: 0, is that of a call which says no size. EVEN: classes of mean tokens for lengths that are "level", whatever the walks' class.
 #: TIMED: the K and V that were timed so (docs/performance/packs.md); others have whole walks.
 MANY, SHORT, EVEN, TIMED = 8, range(1, 9), range(1, 11), ((128, 128), (64, 64))
-#: Fields of `operand_walk`, the best first, for so few walks that halves of V occupy more multiprocessors, and for more: up to
-#: FEW_OF_EIGHT for each eight multiprocessors, or without a GPU of a class, as above, less than FEW_WALKS. With still fewer
-#: walks, halves of parts occupy more. On an H200 walks over 8192 tokens took, in halves and whole: of Kimi Delta Attention with
-#: 40 heads 479 and 541 us, 48 heads 596 and 594, 64 heads 759 and 703; of Gated DeltaNet-2 492 and 568, 603 and 633, 772 and 754.
+#: Fields of `operand_walk`, the best first, for so few walks that halves of V occupy more multiprocessors, and for more. Few: at
+#: most FEW_OF_EIGHT walks for each eight multiprocessors (49 of an H200), or if no GPU is known, a class below FEW_WALKS. With
+#: still fewer walks, halves of parts occupy more. On an H200 walks over 8192 tokens took, in halves and whole, with early
+#: outputs: of Kimi Delta Attention with 40 heads 479 and 541 us, 48 heads 596 and 594, 64 heads 759 and 703; of Gated DeltaNet-2
+#: 492 and 568, 603 and 633, 772 and 754.
 FEW_OF_EIGHT, FEW_WALKS = 3, 6
-#: Halves for FEW_OF_EIGHT wait for memory, so that their outputs come last: 48 heads of Gated DeltaNet-2 took 646 us and 682 with
-#: outputs first, 16 heads 334 and 297; of Kimi Delta Attention 16 heads 285 and 265, 24 heads 342 and 318.
+#: For how many walks of each eight multiprocessors outputs of pages with an inverse come early. In between, halves of V wait for
+#: memory. On an H200 Gated DeltaNet-2 took 334 us late and 297 early with 16 heads, 646 and 682 with 48; Kimi Delta Attention
+#: 286 and 265 with 16 heads, 342 and 318 with 24, 691 and 675 with 64 (whole), 991 and 1003 with 96.
+EARLY_OF_EIGHT = (1, 2, 4)
 EARLY: dict[str, Any] = {"agents": "early_outputs"}
 HALVES: tuple[dict[str, Any], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
 WHOLE: tuple[dict[str, Any], ...] = ({}, {"v_block": 64}, {"stages": 1})
@@ -85,9 +88,9 @@ def _alone(x: Asked) -> Iterator[Candidate]:
     heads = several(x.shared)
     long_chunks = x.chunk in (None, 64)  # in shorter ones `operand_walk` is for schedules that ask: it lost at some shapes
     halves = x.of_eight <= FEW_OF_EIGHT if x.of_eight else x.shape_class[1] < FEW_WALKS
-    early = EARLY if not halves or x.of_eight < FEW_OF_EIGHT else {}
-    if long_chunks and halves and x.inverts and not x.channels and x.head_dims == (128, 128):
-        if x.few and x.bounded and sum(x.shape_class[1:]) <= SMALL:
+    early = EARLY if x.inverts and (x.of_eight in EARLY_OF_EIGHT if x.of_eight else halves) else {}
+    if long_chunks and halves and x.inverts and x.bounded and not x.channels and x.head_dims == (128, 128):
+        if x.few and sum(x.shape_class[1:]) <= SMALL:
             yield Candidate(varied("operand_walk", ARCH, partition="decay", **early, **HALVES[0], **x.residuals),
                             "parts take less time than whole walks, and are few", arch=ARCH)
         elif x.few is False:
@@ -151,7 +154,8 @@ SPACES = (
                       "longest_first": (False, True), "value_heads": heads}, (64,), ARCH)
       for name, heads in HEADS.items()),
     Space(("fused_walk",), {}, (64,), ARCH, {"persistent": True}),
-    Space(("operand_walk",), {"v_block": (0, 64), "stages": (2, 1), "agents": ("operand_walk", "early_outputs")}, (64,), ARCH),
+    Space(("operand_walk",), {"v_block": (0, 64), "stages": (2, 1)}, (64,), ARCH),
+    Space(("operand_walk",), {"v_block": (0, 64), "partition": (None, "decay")}, (64,), ARCH, EARLY),
     Space(("operand_walk",), {"v_block": (0, 64)}, (SHORT_CHUNKS,), ARCH, {"stages": 4}),
     Space(("walk_in_turn",), {"v_block": (0, 64), "partition": (None, "decay")}, (SHORT_CHUNKS,), ARCH),
     Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),

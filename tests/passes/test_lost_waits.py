@@ -23,6 +23,7 @@ LOWERED = [("", "causal_conv1d", "fused", {}, "state=pool/in_place", SMALL),
            ("", "gated_delta_rule", "replay", {"channel_slots": 2, "prefetch": "all"}, "", SMALL),
            ("sm_90a", "gated_delta_rule", "walk", {}, "state=pool/in_place", LARGE),
            ("sm_90a", "gla", "operand_walk", {}, "", LARGE),
+           ("sm_90a", "kimi_delta_attention", "operand_walk", {"agents": "early_outputs", "residuals": "@update"}, "", LARGE),
            ("sm_90a", "gated_delta_rule", "fused_walk", {"persistent": True}, "", LARGE)]
 LEAST = 10  # of each program, how many are left out
 

@@ -2,7 +2,9 @@
 from dataclasses import replace
 
 import pytest
+from test_own_pages import means_the_page
 
+from gdn_codegen.algorithms import find
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.core import Carry, Op, loops, map_ops
 from gdn_codegen.ir.types import Tile
@@ -11,6 +13,7 @@ from gdn_codegen.prove.happens_before import RaceError
 from gdn_codegen.prove.rings import check_rings
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import varied
+from gdn_codegen.schedule.agents import ASSIGNMENTS, WALK, Assignment
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 PAGES = ("kimi_delta_attention", "gated_delta_rule_2", "gated_delta_rule", "delta_rule", "gla")
@@ -78,11 +81,28 @@ def test_other_walks_keep_their_order(page, fields):
     assert page.endswith("saving") or [o for o in ops if o.kind == "matmul"][-1] not in sums
 
 
-@pytest.mark.parametrize("name", ["walk", "fused_walk"])
-def test_walks_with_products_of_other_agents_keep_their_order(name):
-    p = lowered(Build("tilelang", 64, dtype="bfloat16", arch="sm_90a", schedule=varied(name, "sm_90a")))
+def test_walks_with_products_of_other_agents_keep_their_order(monkeypatch):
+    """`aux` has products too, so that threads of the state have fewer registers."""
+    monkeypatch.setitem(ASSIGNMENTS, "early_walk", Assignment("early_walk", WALK.agents, outputs_early=True))
+    p = lowered(Build("tilelang", 64, dtype="bfloat16", arch="sm_90a", schedule=varied("walk", "sm_90a", agents="early_walk")))
     ops = of_agent(p.kernels[-1])
     assert [o.out for o in ops if o.attr("asynchronous")] == ["k_S"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_load_has_its_slots_ahead(page):
+    """As `loads_ahead` has reckoned before buffers were there."""
+    k = walk(page).kernels[-1]
+    loaded = {o.buffer for o in k.ops if o.kind == "load" and o.agent == "loader"}
+    assert loaded and {b.slots for b in k.buffers if b.name in loaded} == {2}
+
+
+@pytest.mark.parametrize("page, fields", [*((page, {}) for page in PAGES), ("kimi_delta_attention", {"partition": "decay"}),
+                                          ("gated_delta_rule", {"partition": "exact"})])
+def test_early_outputs_mean_the_page(page, fields):
+    """Whole walks, and parts whose warm-up has no outputs."""
+    plan = varied("operand_walk", "sm_90a", agents="early_outputs", **fields)
+    means_the_page(find(page), plan, "tilelang", "sm_90a", {"C": 64, "K": 64, "V": 64}, span=1 if fields else 0)
 
 
 def changed(p, each):
@@ -96,8 +116,23 @@ def changed(p, each):
 def test_the_checker_demands_the_last_drain():
     p = walk()
     last = [o for o in of_agent(p.kernels[-1]) if o.kind == "drain"][-1]
-    with pytest.raises(RaceError, match="before U_product_sum of state is sure to be done with its slot"):
+    with pytest.raises(RaceError, match="S_bf16 of state reads S in iteration 1, a product that was begun and not drained"):
         check_rings(changed(p, lambda o: [] if o is last else [o]), SM_90A)
+
+
+@pytest.mark.parametrize("place", ["last drain", "last product"])
+def test_the_checker_knows_that_the_state_is_what_its_products_write(place):
+    """A read of the current state while the next one, which has another name, is computed in its registers."""
+    p = walk()
+    ops = of_agent(p.kernels[-1])
+    cast = next(o for o in ops if o.kind == "cast" and "S" in o.args)
+    at = [o for o in ops if o.kind == ("drain" if place == "last drain" else "matmul")][-1]
+    late = cast.changed(out="late")
+
+    def each(o):
+        return [late, o] if o is at else [o]
+    with pytest.raises(RaceError, match="late of state reads S in iteration 0, a product that was begun and not drained"):
+        check_rings(changed(p, each), SM_90A)
 
 
 def test_a_product_adds_without_a_wait_only_where_the_sums_are():

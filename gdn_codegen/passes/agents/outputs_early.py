@@ -18,6 +18,7 @@ from math import prod
 
 from ...devices import Groups
 from ...ir.core import Carry, Op
+from ...ir.dataflow import after
 from ...ir.types import BYTES
 from ..storage.ring_bytes import ALIGN, ALIGN_VECTOR
 from .order import topological
@@ -29,7 +30,7 @@ def carried_first(ops: list[Op], agent: str, carried: Sequence[Carry], agents: I
     """`ops` in which the first product of `agent`, if carried values are in its operands, comes before all that it does not
     depend on. So these run beside it. agents: all of them."""
     mine = [o for o in ops if o.agent == agent]
-    depends = _from({c.name for c in carried}, mine)
+    depends = after(mine, {c.name for c in carried})
     first = next((o for o in mine if o.kind == "matmul" and not depends.isdisjoint(o.args[:2])), None)
     if first is None or any(o.kind == "matmul" for o in mine[:mine.index(first)]):
         return ops
@@ -39,7 +40,7 @@ def carried_first(ops: list[Op], agent: str, carried: Sequence[Carry], agents: I
 
 def outputs_early(ops: list[Op], agent: str, carried: Sequence[Carry], agents: Iterable[str]) -> list[Op]:
     """`ops`, in the order in which agents run them, with that of `agent` changed as above. `ops` itself where the agent has no
-    products of outputs that can begin before those of the next carried value, or several carried values, or stores the present
+    products of outputs that can begin before those of the next carried value, or several carried values, or stores the current
     one. agents: all of them."""
     mine = [o for o in ops if o.agent == agent]
     sums = _sums(mine, carried)
@@ -47,23 +48,23 @@ def outputs_early(ops: list[Op], agent: str, carried: Sequence[Carry], agents: I
     last = next((o for o in reversed(mine) if o.kind == "matmul" and o in state and o not in sums), None)
     at = 0 if last is None else mine.index(last) + 1
     outputs = [o for o in mine[at:] if o not in state] if sums else []
-    begun, present = _products(outputs), _of_present({c.name for c in carried}, outputs)
+    begun, current = _products(outputs), _of_current({c.name for c in carried}, outputs)
     products = {o for o in begun if o.kind == "matmul"}
-    if not products or _readers(_outs(sums), outputs) or {*present} & {*products, *_readers(_outs(products), outputs)}:
+    if not products or _readers(_outs(sums), outputs) or {*current} & {*products, *_readers(_outs(products), outputs)}:
         return ops
-    if any(o.kind == "store" for o in present):  # which takes longer than what it would run beside
+    if any(o.kind == "store" for o in current):  # which takes longer than what it would run beside
         return ops
-    begun = [o for o in begun if o not in present]
+    begun = [o for o in begun if o not in current]
     between = [o for o in mine[at:] if o not in sums and o not in outputs]
     adds_to = {a for o in sums for a in o.args[2:]}
     if last is None:
         beside = [o for o in between if o in _leading_to(adds_to, between)]
     else:
-        beside = [o for o in between if o.out not in _from({last.out}, between)]
-    after = [o for o in between if o not in beside]
-    rest = [o for o in outputs if o not in begun and o not in present]
+        beside = [o for o in between if o.out not in after(between, {last.out})]
+    solved = [o for o in between if o not in beside]
+    rest = [o for o in outputs if o not in begun and o not in current]
     started = {*sums, *products, *([last] if last and adds_to & _outs(beside) else [])}
-    order = [*mine[:at], *present, *beside, *after, *begun, *sums, *rest]
+    order = [*mine[:at], *current, *beside, *solved, *begun, *sums, *rest]
     order = [o.with_attrs(asynchronous=True) if o in started else o for o in order]
     return _loads_as_freed(_with_order(ops, agent, order, agents))
 
@@ -113,16 +114,16 @@ def _products(outputs: list[Op]) -> list[Op]:
     return [] if waits else [o for o in outputs if o in needed]
 
 
-def _of_present(values: Collection[str], outputs: list[Op]) -> list[Op]:
+def _of_current(values: Collection[str], outputs: list[Op]) -> list[Op]:
     """Those of `outputs` that read carried `values` where they are: before the next ones overwrite them. So do expressions of
     them, which their readers compute. The operands of a product are tiles of their own."""
-    read = _from(values, [o for o in outputs if o.kind != "matmul"])
+    read = after([o for o in outputs if o.kind != "matmul"], values)
     return [o for o in outputs if not read.isdisjoint(o.args[2:] if o.kind == "matmul" else o.args)]
 
 
 def _readers(values: Collection[str], ops: list[Op]) -> list[Op]:
     """Those of `ops` that read `values`, or what `ops` compute from them."""
-    read = _from(values, ops)
+    read = after(ops, values)
     return [o for o in ops if not read.isdisjoint(o.args)]
 
 
@@ -133,15 +134,6 @@ def _leading_to(values: Collection[str], ops: list[Op]) -> set[Op]:
         if o.out in wanted:
             wanted |= set(o.args)
             out.add(o)
-    return out
-
-
-def _from(values: Collection[str], ops: list[Op]) -> set[str]:
-    """`values`, and those that `ops` compute from them."""
-    out = set(values)
-    for o in ops:
-        if not out.isdisjoint(o.args):
-            out.add(o.out)
     return out
 
 

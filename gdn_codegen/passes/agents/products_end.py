@@ -16,8 +16,8 @@ Place = tuple[str, Op]
 class Ends:
     """The ends of the asynchronous products in the ops of an iteration.
 
-    at: of each such product, the index of the op before which its agent waits for it: the first one that reads it, or that of a
-    product which began later. It is the number of ops if none of the iteration reads it.
+    at: of each such product, the index of the op before which its agent waits for it: its own first reader, or, if that is
+    earlier, the place where a later product ends. It is the number of ops if none of the iteration reads it.
     """
 
     def __init__(self, ops: Sequence[Op], read: Callable[[Op], Collection[str]]) -> None:
@@ -62,5 +62,6 @@ class Ends:
 
 
 def adds_in_place(o: Op, product: Op) -> bool:
-    """Whether `o` is an asynchronous product that adds to `product` where its sums are. Before `place`, that is assumed."""
-    return bool(o.attr("asynchronous")) and o.args[2:] == (product.out,) and o.buffer == product.buffer
+    """Whether `o` is an asynchronous product that adds to `product`, of the same shape, in the same registers. Before buffers are
+    assigned, both have none, and it is assumed. The checker has the same rule (prove/rings.py)."""
+    return bool(o.attr("asynchronous")) and o.args[2:] == (product.out,) and (o.buffer, o.type) == (product.buffer, product.type)

@@ -52,7 +52,7 @@ class _Kernel:
         for c in self.loop.carried:
             buffers[c.name] = self.buffer(c.name, c.name, self.device.product)
             owner |= {c.init: c.name, c.next: c.name}
-        carried = {c.name: c.name for c in self.loop.carried}
+        carried, sums = {c.name: c.name for c in self.loop.carried}, self.device.product
         replaced = {o.args[1] for o in self.k.body if isinstance(o, Op) and o.kind == "load" and o.args[1:]}
         for o in self.k.body:
             if isinstance(o, Op) and o.out and self.type[o.out].rank == 0:  # a number, which all agents have
@@ -76,8 +76,9 @@ class _Kernel:
             elif self.sums and o.kind == "matmul" and len(o.args) == 3 and (
                     old := used_up(o, self.inside, owner, self.stored, self.type)):
                 owner[o.out] = owner[old]
-            elif begins_sum(o, self.readers) and (old := used_up(o, self.inside, {**carried, **owner}, self.stored, self.type)):
-                owner[o.out] = old if old in carried else owner[old]
+            elif begins_sum(o, self.readers) and (old := used_up(
+                    o, self.inside, home := {**carried, **owner}, self.stored, self.type)) and buffers[home[old]].space == sums:
+                owner[o.out] = home[old]
             elif self.stored(o):
                 buffers[o.out] = self.buffer(o.out, o.out, self.device.product)
                 owner[o.out] = o.out

@@ -10,8 +10,8 @@ readers of `slots` iterations before. A fence comes before the arrival where a p
 threads wrote. This includes loads of tokens, because threads fill up the last chunk of a sequence. One comes before the
 arrival at "free", too, where threads have written what a copy unit overwrites. Barriers of rings that are filled only outside
 warm-ups count only those iterations. Values that lead to an inverse have separate barriers, because they are read ahead of
-others. So have rings that an agent frees before different products of its own, where its last products run to the end of the
-iteration: their loads then begin early. An asynchronous product is drained before its result is read, or at the end of the
+others. So have rings that an agent frees at different points between its products, where its last products run to the end of
+the iteration: their loads then begin early. An asynchronous product is drained before its result is read, or at the end of the
 iteration if the next one reads it; products that began later may go on (`but`). A signal to stores that would end an iteration
 comes in the next one, behind such a product. In a kernel with a loop over items, the rings of that loop have barriers of their
 own, which count items. Those of the walk count its iterations in all items.
