@@ -89,7 +89,7 @@ def _alone(x: Asked) -> Iterator[Candidate]:
     long_chunks = x.chunk in (None, 64)  # in shorter ones `operand_walk` is for schedules that ask: it lost at some shapes
     halves = x.of_eight <= FEW_OF_EIGHT if x.of_eight else x.shape_class[1] < FEW_WALKS
     early = EARLY if x.inverts and (x.of_eight in EARLY_OF_EIGHT if x.of_eight else halves) else {}
-    if long_chunks and halves and x.inverts and x.bounded and not x.channels and x.head_dims == (128, 128):
+    if long_chunks and halves and early and x.bounded and not x.channels and x.head_dims == (128, 128):
         if x.few and sum(x.shape_class[1:]) <= SMALL:
             yield Candidate(varied("operand_walk", ARCH, partition="decay", **early, **HALVES[0], **x.residuals),
                             "parts take less time than whole walks, and are few", arch=ARCH)

@@ -226,3 +226,21 @@ def test_the_largest_of_a_vector_is_an_array_of_one():
     k = lowered(build("gla", v_block=64, partition="decay")).kernels[0]
     (bound,) = (o for o in k.ops if o.kind == "row_max")
     assert next(b for b in k.buffers if b.name == bound.buffer).space == "sum"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("page, walks, tokens, sizes, want", [
+    ("gated_delta_rule", 16, 512, 128, ("operand_walk", None)), ("gated_delta_rule", 33, 512, 128, ("operand_walk", None)),
+    ("gated_delta_rule", 16, 1024, 128, ("operand_walk", "decay")), ("gated_delta_rule", 8, 4096, 128, ("operand_walk", "decay")),
+    ("gated_delta_rule", 34, 512, 128, ("fused_walk", None)), ("gated_delta_rule", 32, 2048, 128, ("walk", "decay")),
+    ("gated_delta_rule", 16, 8192, 128, ("walk", "decay")), ("gated_delta_rule", 16, 512, 64, ("fused_walk", None)),
+    ("delta_rule", 16, 512, 128, ("fused_walk", None))])
+def test_few_walks_with_one_gate_for_a_head(page, walks, tokens, sizes, want):
+    """In halves of V with early outputs, where walks times tokens are few. A page that keeps all it holds was not timed."""
+    extent, on = Extent(walks, walks, 1, tokens), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
+    size = choose.size_of(extent, "tilelang", on)
+    b = Build("tilelang", algorithm=page, dtype="bfloat16", head_dim_k=sizes, head_dim_v=sizes)
+    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, of_eight=size.of_eight)
+    plan = next(b for b, _ in options if choose.fits(b)).plan
+    assert (plan.name, plan.partition) == want
+    assert plan.name != "operand_walk" or (plan.v_block, plan.agents) == (64, "early_outputs")
