@@ -24,6 +24,7 @@ on_hopper = [pytest.mark.device, pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0) or not runs("tilelang", "cuda"),
     reason="needs a Hopper GPU and TileLang"), pytest.mark.skipif(not shutil.which("compute-sanitizer"),
                                                                   reason="needs compute-sanitizer")]
+EARLY = {"agents": "early_outputs"}
 #: Of each: schedule, fields, dtype, and the mean of g. Where gates forget little, parts of a chunk make summaries.
 KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
            "fused-bf16": ("fused_walk", {}, "bfloat16", -0.5),
@@ -38,7 +39,10 @@ KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
            "in-turn": ("walk_in_turn", {}, "bfloat16", -0.5),
            "in-turn-halves-parts": ("walk_in_turn", {"v_block": 64, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5),
            "operands": ("operand_walk", {"v_block": 64, "residuals": "@update"}, "bfloat16", -0.5),
-           "operands-parts": ("operand_walk", {"v_block": 64, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5)}
+           "operands-parts": ("operand_walk", {"v_block": 64, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5),
+           "early-outputs": ("operand_walk", {"v_block": 64, "residuals": "@update", **EARLY}, "bfloat16", -0.5),
+           "early-outputs-parts": ("operand_walk", {"v_block": 64, "partition": "decay", "part_chunks": 2, **EARLY}, "bfloat16",
+                                   -0.5)}
 #: Tokens of a sequence whose parts of a chunk need summaries.
 LONG = 705
 #: What is broken, in which kernel, which tool must say so, and how the text is broken: a wait left out, one that comes after what
