@@ -43,10 +43,10 @@ ARCH = "sm_90a"
 #: for inverses then costs more than warm-ups that compute inverses again.
 LARGE = 18
 #: Up to this class of value heads times tokens, halves of V with operands of an earlier kernel serve parts of few walks. They
-#: have twice the blocks, whose chunks take half the time. On an H200 Gated DeltaNet took, with `walk` and so, in us: over 1024
-#: tokens with 4 heads 15 and 13 where heads forget fast, 31 and 22 where they do not; with 32 heads 24 and 25, 38 and 30; over
-#: 4096 tokens with 8 heads 31 and 24, 99 and 64; over 2048 tokens with 32 heads, of the next class, 39 and 45, 62 and 55. Whole
-#: walks over 512 tokens with 16 heads took 26 with `fused_walk` and 17 so.
+#: have twice the blocks, whose chunks take half the time. Gated DeltaNet on an H200, us with `walk` and with these parts: over
+#: 1024 tokens with 4 heads 15 and 13 where heads forget fast, 31 and 22 where they do not; with 32 heads 24 and 25, 38 and 30;
+#: over 4096 tokens with 8 heads 31 and 24, 99 and 64; over 2048 tokens with 32 heads, of the next class, 39 and 45, 62 and 55.
+#: Whole walks over 512 tokens with 16 heads took 26 us with `fused_walk` and 17 in halves.
 SMALL = 15
 #: From which class of walks on, and for which classes of mean tokens, blocks take several walks. With fewer walks few blocks have
 #: a second one. Of longer sequences the first loads and the final state take a small part of the time. A mean of one token, class

@@ -1,7 +1,9 @@
 """Outputs that an agent finishes while the products of the next state run, and rings that it frees at different times."""
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
+from test_members_in_groups import delta_net, ssd_y, two_states
 from test_own_pages import means_the_page
 
 from gdn_codegen.algorithms import find
@@ -63,6 +65,8 @@ def test_rings_that_are_free_at_different_times_have_barriers_of_their_own():
     freed = [o.attr("channel") for o in state if o.kind == "signal" and o.attr("channel").endswith("_free")]
     assert len(freed) == len(set(freed)) == 3
     assert [o.attr("channel") for o in loader if o.kind == "wait"] == freed
+    steps = [o.kind for o in loader if o.kind in ("wait", "load", "signal")]
+    assert [kind for kind, _ in groupby(steps)] == ["wait", "load", "signal"] * 3  # no load waits for another ring's slot
     products = [n for n, o in enumerate(state) if o.kind == "matmul"]
     at = [next(n for n, o in enumerate(state) if o.kind == "signal" and o.attr("channel") == x) for x in freed]
     assert [sum(p > n for p in products) for n in at] == [4, 3, 0]
@@ -103,6 +107,14 @@ def test_early_outputs_mean_the_page(page, fields):
     """Whole walks, and parts whose warm-up has no outputs."""
     plan = varied("operand_walk", "sm_90a", agents="early_outputs", **fields)
     means_the_page(find(page), plan, "tilelang", "sm_90a", {"C": 64, "K": 64, "V": 64}, span=1 if fields else 0)
+
+
+@pytest.mark.parametrize("page", [delta_net, ssd_y, two_states])
+@pytest.mark.parametrize("form", ["split", "unit"])
+def test_pages_of_ones_own(page, form):
+    """Other names and spellings, an output that is not called o, and two states, which keep the other order."""
+    plan = varied("operand_walk", "sm_90a", agents="early_outputs", form=form)
+    means_the_page(page, plan, "tilelang", "sm_90a", {"C": 64, "K": 64, "V": 64})
 
 
 def changed(p, each):
