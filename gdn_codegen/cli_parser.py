@@ -38,7 +38,8 @@ def _build_options(p: argparse.ArgumentParser, *, several: bool, extra: tuple[st
     p.add_argument("--launch", default="kernels", choices=LAUNCHES,
                    help="kernels one by one, or in a single launch with barriers over the device (pto) (default: kernels)")
     p.add_argument("--partition", default=None, choices=[x for x in PARTITIONS if x not in (None, "short")],
-                   help="split long sequences into parts that run side by side (default: do not split)")
+                   help="split long sequences into parts: exact and decay run them side by side, pipelined one after the other, "
+                        "each beside the kernel over chunks of the next one (default: do not split)")
     p.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE",
                    help="a field of the schedule, as value_heads=1 or kernels=G,@inverse/o,S; may be given again")
     _inputs_options(p)

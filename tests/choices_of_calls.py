@@ -63,7 +63,7 @@ def chosen(target: str, on: device.Facts, x: Extent, dims: tuple[int, int], dtyp
         few = choose.splits(x, on.units, about.target) if on.units else None
         table = choose.measured(about, on.arch, on.names, x.shape_class, chunk, x.shared)
         model = choose.modelled(about, on.arch, few, x.shape_class, chunk, x.shared, x.lengths(on.units), x.of_eight(on.units),
-                                x.longest_share(on.units))
+                                x.longest_share(on.units), x.rows)
         return {"choice": found, **{n: [(described(b), why) for b, why in builds] for n, builds in
                                     (("table", table), ("model", model))}}
 

@@ -10,6 +10,8 @@ from ..ir.types import Tensor
 EVERY = "checkpoint_chunks"
 #: The parameter that is nonzero if the host launches the kernels for the summaries of parts.
 SUMMED = "summed"
+#: The parameter with the number of the part that a kernel with `by_part` is launched for.
+PART = "part_number"
 
 #: Suffix, after the name of a tensor of integers, of the parameter with the number of them that a sequence has.
 WIDTH_OF = "_width"

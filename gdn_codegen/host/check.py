@@ -87,7 +87,7 @@ class Check:
         heads = heads or self.heads()
         found: _Errors = {}
         hosts = [x for x in (self.host, self.host.earlier) if x is not None]
-        in_parts = [x for x in hosts if x.tables.part_cost is not None]
+        in_parts = [x for x in hosts if x.tables.in_parts]
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         # the first of a pair declines the call unless all heads forget fast
         problems = [(chunks, call, fast) for chunks in parts for call in calls for fast in (False, True)[:len(hosts)]]

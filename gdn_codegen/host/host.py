@@ -14,7 +14,7 @@ import torch
 from .arguments import _check_chunks, _check_flag, _check_given, _check_number
 from .call import caller
 from .pair import _launch_first
-from .parts import COMPARED, FINEST, LONG, SEARCHED, _cheapest_span, _lengths, _needs_summaries
+from .parts import COMPARED, FINEST, LEAST_PIPELINED, LONG, PIPELINED, SEARCHED, _cheapest_span, _lengths, _needs_summaries
 from .plan import Plan
 from .tables import Tables
 from .tensors import _FLOATS, _fail, _picker
@@ -70,7 +70,7 @@ class Host:
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
-        self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
+        self.part_chunks = _parts_wanted(tables.part_chunks) if tables.in_parts else 0
         self.plans: dict[Any, Plan] = {}
         self.earlier: Host | None = None
         self.kind = _kind_and_place if tables.strided else _kind
@@ -106,8 +106,8 @@ class Host:
     def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
                 wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> Plan:
         """The plan of arguments of this kind. It is made once, and checks them then. It launches those of `earlier` first."""
-        in_parts = any(x is not None and x.tables.part_cost is not None for x in (self, self.earlier))
-        kind, longest = self.kind, longest if in_parts else 0
+        by_cost = any(x is not None and x.tables.part_cost is not None for x in (self, self.earlier))
+        kind, longest = self.kind, longest if by_cost else 0
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                *map(kind, indices), every, longest)
         plan = self.plans.get(key)
@@ -163,6 +163,12 @@ class Host:
         return _cheapest_span(known, self.part_instances(value_heads), self.units(device), t.part_cost, len(t.summaries), t.most,
                               t.warm_ups) or every
 
+    def pipelined_span(self, tokens: int) -> int:
+        """Chunks of a part where parts follow one another. tokens: the most that a sequence may have."""
+        chunks = max(1, -(-tokens // self.tables.chunk))
+        wanted = self.part_chunks or max(LEAST_PIPELINED, -(-chunks // PIPELINED))
+        return min(wanted, chunks) if self.partition else chunks
+
     def chooses_parts(self, device: torch.device, packed: bool, sequences: int) -> bool:
         """Whether kernels choose the chunks of a part from the lengths of packed sequences."""
         given = any("units" in names for names in self.tables.ints.values())
@@ -201,6 +207,9 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
+        if t.pipelined:
+            span = self.pipelined_span(-(-tokens // max(1, sequences)))  # of rows; a pack has longer parts
+            held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         others = self.earlier.workspace_bytes(tokens, sequences, value_heads, device) if self.earlier is not None else 0
         if t.shared:
             others += self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))

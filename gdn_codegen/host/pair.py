@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from .plan import NativeCall, Plan
+from .plan import Plan
+from .tables import NativeCall
 
 
 # --- copied from here on ---

@@ -18,6 +18,8 @@ COMPARED = 256
 #: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and an instance without a part
 #: takes a microsecond.
 FINEST, LONG = 3, 32
+#: How many parts that follow one another a sequence has, and the least chunks of one.
+PIPELINED, LEAST_PIPELINED = 3, 16
 #: With kernels for summaries a call has five that find the chunks of a part, each in a microsecond. That is more than it saves
 #: where sequences have fewer chunks, times value heads.
 SEARCHED = 4096

@@ -5,9 +5,9 @@ Below the line the file is copied into generated modules word for word. Nothing 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,27 +24,11 @@ from .arguments import (
     _check_state,
 )
 from .parts import _needs_summaries
-from .tables import Tables
-from .tensors import _FLOATS, _dense, _equal_rows, _filled, _flat, _in_order, _is_plain, _kin, _made, _steps, _unread_rows
+from .tables import NativeCall, Tables
+from .tensors import _FLOATS, _dense, _equal_rows, _fail, _filled, _flat, _in_order, _is_plain, _kin, _made, _steps, _unread_rows
 
 
 # --- copied from here on ---
-@dataclass
-class NativeCall:
-    """A call as data, for the native launcher (runtime/call/native_launcher.py).
-
-    sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
-      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it, the shape that kernels see) or
-      ("workspace", a tensor like it).
-    launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
-    rows: makes cu_seqlens for rows of equal length, for calls without it.
-    """
-
-    sources: list[tuple[Any, ...]]
-    launches: list[tuple[Any, list[int], list[int]]]
-    rows: Callable[[], torch.Tensor]
-
-
 class Plan:
     """The plan of calls whose arguments differ only in their values. Raises ValueError that names a bad argument.
 
@@ -220,6 +204,13 @@ class Plan:
                 self.made += shapes
             else:
                 unread = [((0, *shape[1:]), dtype) for shape, dtype in shapes]
+        if t.pipelined:
+            self.span = self.host.pipelined_span(self.tokens)
+            if self.sequences * self.span * self.value_heads >= 2 ** 31:
+                _fail("cu_seqlens", f"{self.sequences} sequences in {self.tokens} tokens",
+                      "fewer, as partition='pipelined' has a block for each chunk that each sequence may have")
+            self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
+            self.made += [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
         self.unread = [_made(shape, dtype, self.device) for shape, dtype in unread]
         self.kin = [_kin(shape, dtype, self.device) for shape, dtype in self.made]
 
@@ -248,17 +239,20 @@ class Plan:
         """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
         counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
-        sizes = (self.sequences, self.tokens, int(not self.packed and self.tokens > 0), self.heads, self.value_heads, self.slots,
-                 *((self.parts, self.span) if t.part_cost is not None else ()))
+        if t.pipelined:
+            counts = {"chunks": self.sequences * self.span, "parts": self.sequences}
+        sizes = (self.sequences, self.tokens, int(not self.packed and self.tokens > 0), self.heads, self.value_heads, self.slots)
         first = bool(t.declined) and self.host.earlier is None  # of a pair: such a kernel clears the counter
         skipped = *(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens and not first else ())
         instances = {row[0]: counts[row[1]] * self.value_heads * row[2] for row in t.kernels if row[0] not in skipped}
         if together := getattr(self.host.launcher, "together", None):
             together(tuple(n for n, count in instances.items() if count), self.device)
         found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
-        for name, _, _, tensors, scalars in t.kernels:
+        many = max(1, -(-self.tokens // (t.chunk * self.span))) if t.pipelined else 1
+        for part, (name, _, _, tensors, scalars) in itertools.product(range(many), t.kernels):
+            of_parts = (part if t.pipelined else self.parts, self.span) if self.span else ()
             if count := instances.get(name):
-                launch = self.host.launcher(name, count, sizes, [self.ints[n] for n in t.ints[name]], self.device)
+                launch = self.host.launcher(name, count, (*sizes, *of_parts), [self.ints[n] for n in t.ints[name]], self.device)
                 found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))
         return found
 

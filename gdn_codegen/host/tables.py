@@ -1,18 +1,34 @@
-"""The data of a build that the host code and the self-check of a generated module use.
+"""Data of a build, and of a call, that the host code and the self-check of a generated module use.
 
 Below the line the file is copied into generated modules word for word. The package makes a `Tables` of a build
 (runtime/tables.py), prints it, and the module's `Host` and `Check` read it.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..devices.part_cost import PartCost
 
 
 # --- copied from here on ---
+@dataclass
+class NativeCall:
+    """A call as data, for the native launcher (runtime/call/native_launcher.py).
+
+    sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
+      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it, the shape that kernels see) or
+      ("workspace", a tensor like it).
+    launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
+    rows: makes cu_seqlens for rows of equal length, for calls without it.
+    """
+
+    sources: list[tuple[Any, ...]]
+    launches: list[tuple[Any, list[int], list[int]]]
+    rows: Callable[[], Any]
+
+
 @dataclass(frozen=True)
 class Tables:
     """The facts of a build. A row of a tensor begins with its name. Dims are those of one tile. Dtypes are torch's names.
@@ -46,11 +62,11 @@ class Tables:
     pool: states are slots of a pool. in_place: the final state overwrites the initial state. strided: kernels get strides.
     cleared: kernels clear rows that no sequence covers, if the host asks for it.
 
-    part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
-    to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
-    kernels that bound the length of a warm-up. They run in calls with several parts; with `declined` in all calls, as one of them
-    clears the counter. warm_ups: True if the length of a warm-up is found at run time. forgets: the one of chunk_inputs of which
-    it is found.
+    part_cost: the cost model that gives the number of parts that run side by side; None for a build without such. pipelined: True
+    if kernels are launched once for each part, one part after the other. part_chunks: chunks of a part, 0 to choose. most: the
+    most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds: kernels that bound the
+    length of a warm-up. They run in calls with several parts; with `declined` in all calls, as one of them clears the counter.
+    warm_ups: True if the length of a warm-up is found at run time. forgets: the one of chunk_inputs of which it is found.
 
     decays: inputs that are logs of decays. state: "kv" or "vk",
     the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
@@ -103,6 +119,7 @@ class Tables:
     strided: bool = False
     cleared: bool = False
     part_cost: PartCost | None = None
+    pipelined: bool = False
     part_chunks: int = 0
     most: int = 0
     summaries: tuple[str, ...] = ()
@@ -112,6 +129,11 @@ class Tables:
     decays: tuple[str, ...] = ()
     tf32: bool = False
     check_chunks: int = 3
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether kernels run over parts of sequences."""
+        return self.part_cost is not None or self.pipelined
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ class TileLangLauncher:
         """A function that launches the kernel on its tensors, cu_seqlens and numbers."""
         if self.arch and device.type != "cuda":
             _fail(self.tables.inputs[0][0], f"device {device}", f"a CUDA device (this module was built for {self.arch})")
-        fixed = (sizes[2], *(sizes[6:] if self.tables.kernel(name)[1] == "parts" else ()), *ints)
+        fixed = (sizes[2], *(sizes[6:] if self.tables.kernel(name)[1] == "parts" or self.tables.pipelined else ()), *ints)
         with self.compiling:
             made = self.ready(name, device)
         if device.type == "cpu":

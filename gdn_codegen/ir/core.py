@@ -121,9 +121,9 @@ class Kernel:
     the values of all ("heads"). agents: of a thread block, if it has several. slices: how many instances share a loop "before" a
     part: of n, instance i processes chunks i, i + n and so on. threads: of a block, or of an instance. registers: of a thread at
     launch. blocks_per_sm: blocks that share a multiprocessor. lanes: neighbours that share a row of a tile, for single tokens;
-    piece: columns of it that each moves at once. one_loop: agents that run loops over a warm-up and over the part, which have the
-    same ops, as one. by_length: whether the longest sequences start first. spans: costs by which instances choose the chunks of a
-    part. start: "beside", "unless_summed", "agents" or "" (`passes/launch/overlapping.py`). comments: by line. 0: not set."""
+    piece: columns of it that each moves at once. one_loop: agents that run the same ops over a warm-up and over the part, as one
+    loop. by_length: whether the longest sequences start first. spans: costs by which instances choose the chunks of a part.
+    by_part: whether a launch is for one part of each sequence. start: see passes/launch/overlapping.py. 0: not set."""
     name: str
     grid: str
     body: tuple[Stmt, ...]
@@ -141,6 +141,7 @@ class Kernel:
     one_loop: tuple[str, ...] = ()
     by_length: bool = False
     spans: tuple[int, ...] = ()
+    by_part: bool = False
     start: str = ""
     comments: tuple[tuple[Line, str], ...] = ()
 
@@ -163,11 +164,10 @@ class Kernel:
 @dataclass(frozen=True)
 class Program:
     """A whole computation. dims: the sizes of C, K and V in tiles. source: the lines of the page, for comments. launch: "kernels"
-    for one launch for each kernel, "overlapping" for launches that wait for those that started before, "single" for one launch of
-    all. forgets: the name of a value with one entry for each token, or for each token and row of the state: an upper bound of
-    the log of the factor that multiplies the state; "" if the page has none. scales: names of values with one entry for each
-    token that multiply rows of tiles. extents: the sizes of dims in callers' tensors, if tiles are padded to more. Loads give
-    zeros in the padding; stores leave it out. tokens: of a chunk, where it has fewer than its tiles have rows; 0 for C."""
+    for launches of each kernel, "overlapping" for such that start before earlier ones have ended, "single" for one launch of all.
+    forgets: a value for each token, or each token and row of the state: an upper bound of the log of the factor that multiplies
+    the state; "" for none. scales: values with one entry for each token that multiply rows of tiles. extents: the sizes of dims
+    in callers' tensors, if tiles are padded to more: loads give zeros there; stores leave it out. tokens: of a chunk, 0 for C."""
 
     name: str
     stage: str

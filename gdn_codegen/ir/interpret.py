@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -167,15 +167,21 @@ class Interpreter:
         self.memory |= {t.name: self.memory[t.over] for t in self.p.tensors if t.over}
         covered = [t for n, _ in self.sequences() for t in range(*self.starts[n:n + 2])]
         rest = torch.ones(self.problem.tokens, dtype=torch.bool).index_fill(0, torch.tensor(covered, dtype=torch.int64), False)
-        for k in self.p.kernels:
-            self.kernel(k)
+        for k, part in self.launches():
+            self.kernel(k, part)
             for t in self.p.clears(k):
                 if inputs.get(t.name) is None:
                     self.memory[t.name][rest] = 0
         return {t.name: self.memory[t.name] for t in self.p.role("output")}
 
-    def kernel(self, k: Kernel) -> None:
-        """Run all instances of a kernel, one after another: loops over sequences, value heads, blocks, and chunks or parts."""
+    def launches(self) -> Iterator[tuple[Kernel, int]]:
+        """The kernels in the order in which they run, each with the part that it is launched for; -1 for all."""
+        most = max((self.problem.parts(n, self.p.sizes["C"]) for n, _ in self.sequences()), default=1)
+        return ((k, part) for part in (range(most) if self.p.kernels[0].by_part else (-1,)) for k in self.p.kernels)
+
+    def kernel(self, k: Kernel, part: int = -1) -> None:
+        """Run all instances of a kernel, one after another: loops over sequences, value heads, blocks, and chunks or parts. part:
+        the part that a kernel with `by_part` is launched for."""
         full, sizes = self.p.sizes, {**self.p.sizes, **k.sizes}
         body: tuple[Stmt, ...] = k.body
         outer: dict[str, torch.Tensor] = {}
@@ -196,11 +202,13 @@ class Interpreter:
                         self.instance(k, body, dict(outer), _At(n, h, -1, b, next(iteration)), sizes)
                         continue
                     if k.grid == "parts":
-                        for i in self.instances(range(self.problem.parts(n, chunk))):
+                        parts = range(self.problem.parts(n, chunk))
+                        for i in self.instances(parts) if part < 0 else parts[part:part + 1]:
                             for half in range(halves):
                                 self.part(k, body, dict(outer), _At(n, h, -1, b, part=i, half=half), sizes)
                         continue
-                    for c in range(-(-length // chunk)):
+                    each = self.problem.part(chunk) // chunk
+                    for c in range(-(-length // chunk))[slice(None) if part < 0 else slice(part * each, (part + 1) * each)]:
                         self.instance(k, body, dict(outer), _At(n, h, c, b, next(iteration)), sizes)
 
     def instance(self, k: Kernel, body: tuple[Stmt, ...], env: dict[str, torch.Tensor], at: _At, sizes: dict[str, int]) -> None:

@@ -38,6 +38,13 @@ def _own_values(p: Program) -> Iterator[Missing]:
                     yield f"of {o.agent} reads {a} of {home[a]}, not through a workspace", k, o
 
 
+def _launches(p: Program) -> Iterator[Missing]:
+    """Either no kernel has launches for one part each, or all have, and go through its chunks from the first to the last."""
+    for k in p.kernels if any(k.by_part for k in p.kernels) else ():
+        if not k.by_part or k.grid == "sequences" or k.step < 0:
+            yield "has no launches for one part each, over its chunks from the first to the last, as another kernel has", k, None
+
+
 def _moved_operands(p: Program) -> Iterator[Missing]:
     """Instances are iterations of a loop. Products read what a move computed, or what a loop carries."""
     for k in p.kernels:
@@ -84,6 +91,7 @@ def _waits(p: Program) -> Iterator[Missing]:
 #: The stages at which a program must have something -> the function that finds where it is missing.
 REQUIRED: dict[str, Callable[[Program], Iterator[Missing]]] = {
     "traced": _walks,
+    "cut..checked": _launches,
     "assigned..checked": _agents,
     "transferred..fed": _own_values,
     "fed": _moved_operands,

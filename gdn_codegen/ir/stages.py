@@ -49,7 +49,7 @@ LEGAL = {
         load.one_token store.one_token
         warm_up_length return_unless_negative claim_part load.parts_ahead store.parts_ahead
         clear_counter set_if_negative return_if_zero return_if_set index counter;
-        Loop.warm_up Kernel.slices grid parts; loop part; loop before; loop last; index part""",
+        Kernel.by_part Loop.warm_up Kernel.slices grid parts; loop part; loop before; loop last; index part""",
     "typed..checked": "Op.dtype Tensor.dtype",
     "decomposed..assigned": "from_quarters",
     "decomposed..fed": "cumsum.by_head",
@@ -108,7 +108,7 @@ _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": ""
            "least_step": -math.inf, "setting": False}
 _KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "piece": 0, "one_loop": (), "by_length": False,
-           "spans": (), "start": "", "comments": ()}
+           "spans": (), "by_part": False, "start": "", "comments": ()}
 _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}
 
 

@@ -37,7 +37,7 @@ def verify(p: Program, verified: Program | None = None) -> Program:
     stored, by_twins = set[str](), set[str]()
     for k, twin in zip_longest(p.kernels, twins[:len(p.kernels)]):
         if (stored, k) != (by_twins, twin):
-            _Kernel(p, k, set(stored)).run()
+            _Kernel(p, k, stored | _stores(k, for_next_part=True)).run()
         stored, by_twins = stored | _stores(k), by_twins | (_stores(twin) if twin else set())
     if lost := [t.name for t in p.tensors if t.role == "output" and t.name not in stored]:
         raise VerifyError(f"{p.name}: output {', '.join(lost)} is written by no kernel")
@@ -49,9 +49,9 @@ def verify(p: Program, verified: Program | None = None) -> Program:
     return p
 
 
-def _stores(k: Kernel) -> set[str]:
-    """The names of the tensors to which a kernel stores."""
-    return {o.attr("tensor") for o in k.ops if o.kind == "store"}
+def _stores(k: Kernel, for_next_part: bool = False) -> set[str]:
+    """The names of the tensors to which a kernel stores. for_next_part: only what it stores for its launch for the next part."""
+    return {o.attr("tensor") for o in k.ops if o.kind == "store" and (not for_next_part or (k.by_part and o.attr("parts_ahead")))}
 
 
 def verify_stage(p: Program) -> None:

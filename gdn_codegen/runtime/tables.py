@@ -102,6 +102,8 @@ def _parts(b: Build, p: Program, most: int, warm_ups: bool) -> dict[str, Any]:
     """The fields of Tables for builds that split sequences into parts."""
     def those(kernels: Iterable[Kernel]) -> tuple[str, ...]:
         return tuple(k.name for k in kernels)
+    if b.plan.partition == "pipelined":
+        return {"pipelined": True, "part_chunks": b.plan.part_chunks}
     assert b.device.part_cost is not None
     page = b.page.trace()
     bound = ops_of(page).get(page.forgets)

@@ -20,7 +20,7 @@ LAUNCHES = ("kernels", "single")
 ORDERS = ("page", "list")
 PREFETCHES = ("no", "operands", "loads", "all")
 WARM_UPS = ("all", "state")
-PARTITIONS = (None, "exact", "decay", "short")
+PARTITIONS = (None, "exact", "decay", "short", "pipelined")
 
 #: Fields for cores that share no memory.
 OF_CORES = ("cache_masks", "inverse_block", "order", "prefetch", "channel_slots", "l0_slots", "v_piece", "walk_piece")
@@ -65,11 +65,12 @@ class Schedule:
       between the cores (PTO). 0 is V.
     padded_pieces: kernels over chunks take pieces of columns also where tiles have padding.
     launch: "kernels", or "single": one launch, with barriers over the device between kernels (PTO).
-    partition: how a long sequence is split into parts that run side by side. "exact" computes each part's initial state from
+    partition: how a long sequence is split into parts. They run side by side: "exact" computes each part's initial state from
       summaries; "decay" uses a warm-up, and summaries where the state decays slowly; "short" uses a warm-up of at most 128
-      tokens, and declines calls that need a longer one, which another build with `if_declined` then computes; None does not
-      split.
-    part_chunks: chunks of a part. 0 leaves it to the host's cost model.
+      tokens, and declines calls that need a longer one, which another build with `if_declined` then computes. Or they run one
+      after the other: "pipelined" launches the kernels once for each part, so that the first one, over chunks of the next part,
+      runs beside the walk of this one (Hopper under TileLang). None does not split.
+    part_chunks: chunks of a part. 0 leaves it to the host's cost model; "pipelined" then makes three parts, of 16 chunks or more.
 
     value_heads: value heads that one instance of a chunk-parallel kernel with products handles. 0 is the device's number.
       TileLang: heads of one key head, so that the number must divide HV / H; 0 is 1. PTO: consecutive heads whose ops alternate,

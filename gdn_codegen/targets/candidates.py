@@ -60,7 +60,8 @@ class Asked:
     (`forgets`). block_rows: the rows of the diagonal blocks of a decayed product that one product computes, 1 if log decays have
     no lower bound. computed: whether kernels compute gates from numbers of a head, or norms of rows. of_eight: walks for each
     eight multiprocessors, rounded up, at most 9; 0 without a GPU. longest_share: tokens of the
-    longest walk, in eighths of those that each multiprocessor has in all; 0 if the host does not know.
+    longest walk, in eighths of those that each multiprocessor has in all; 0 if the host does not know. rows: whether each
+    sequence is a row of the call's tensors.
     """
 
     head_dims: tuple[int, int]
@@ -77,6 +78,7 @@ class Asked:
     computed: bool = False
     of_eight: int = 0
     longest_share: int = 0
+    rows: bool = False
 
     @property
     def residuals(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,13 @@ FEW_OF_EIGHT, FEW_WALKS = 3, 6
 #: 286 and 265 with 16 heads, 342 and 318 with 24, 691 and 675 with 64 (whole), 991 and 1003 with 96.
 EARLY_OF_EIGHT = (1, 2, 4)
 EARLY: dict[str, Any] = {"agents": "early_outputs"}
+#: For how many walks of each eight multiprocessors, and from which class of mean tokens on, the kernel over chunks runs beside
+#: the walk of the part before; and from which class of walks on that comes before parts side by side. On an H200 Kimi Delta
+#: Attention took, whole and so: 16 heads over 8192 tokens 275 us and 226, over 2048 tokens 80 and 72; 24 heads over 8192 tokens
+#: 330 and 299, over 2048 tokens 97 and 97; four rows of 2048 tokens with 8 heads 112 and 114. RWKV-7 with 16 heads took 592 and
+#: 525. With 12 heads over 4096 tokens parts took 140 us where no head forgets fast, 96 where all do, and this 113; with 8 heads
+#: 118, 68 and 108.
+PIPELINED_MEAN, PIPELINED_WALKS = {1: 11, 2: 13}, 4
 HALVES: tuple[dict[str, Any], ...] = ({"v_block": 64}, {"v_block": 64, "stages": 1})
 WHOLE: tuple[dict[str, Any], ...] = ({}, {"v_block": 64}, {"stages": 1})
 
@@ -72,7 +80,8 @@ def _model(x: Asked) -> Iterator[Candidate]:
     """Kernels with warp groups, on their architecture. First pairs of builds, where gates have a bound and walks are few."""
     if x.arch != ARCH:
         return
-    pays = x.longest_share > 0 and x.of_eight <= 4 and x.shape_class[2] >= PAIRED_MEAN and sum(x.shape_class[1:]) >= PAIRED_ALL
+    pays = x.longest_share > 0 and x.of_eight <= 4 and (
+        x.shape_class[2] >= PAIRED_MEAN and sum(x.shape_class[1:]) >= PAIRED_ALL[x.computed])
     if pays and x.chunk is None and x.bounded and x.block_rows >= SHORT_CHUNKS and x.head_dims == (128, 128):
         first = varied("walk_in_turn", ARCH, partition="short", **x.residuals), SHORT_CHUNKS
         for c in _alone(replace(x, few=x.few and (x.shape_class[1] < SECOND_WHOLE[0] or x.shape_class[2] > SECOND_WHOLE[1]))):
@@ -104,9 +113,17 @@ def _alone(x: Asked) -> Iterator[Candidate]:
     elif x.few is False and x.lengths != "dominated" and x.head_dims in TIMED and (
             x.shape_class[2] in EVEN if x.lengths == "level" else x.shape_class[1] >= MANY and x.shape_class[2] in SHORT):
         yield Candidate(varied("fused_walk", ARCH, persistent=True, **x.residuals), "many short sequences", arch=ARCH)
+    beside = long_chunks and x.channels and bool(early) and x.rows and x.shape_class[2] >= PIPELINED_MEAN.get(x.of_eight, inf)
+    pipelined = Candidate(varied("operand_walk", ARCH, partition="pipelined", **early, **HALVES[0], **x.residuals),
+                          "the kernel over chunks runs beside walks, which are few", arch=ARCH)
+    before_parts = not x.few or x.shape_class[1] >= PIPELINED_WALKS
+    if beside and before_parts:
+        yield pipelined
     if long_chunks and x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS):
         plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
+    if beside and not before_parts:
+        yield pipelined
     if x.chunk in (None, SHORT_CHUNKS) and x.bounded and x.block_rows >= SHORT_CHUNKS and (
             x.head_dims == (128, 128) and x.shape_class[2] >= IN_TURN_TOKENS):
         known, few = x.longest_share > 0, x.of_eight <= 4  # few: each half of V can have a multiprocessor
@@ -131,13 +148,16 @@ def _alone(x: Asked) -> Iterator[Candidate]:
 #: only kernels know lengths, from so many walks for each eight multiprocessors on.
 SHORT_CHUNKS, IN_TURN_TOKENS, IN_TURN, IN_HALVES, UNKNOWN = 16, 9, {True: 16, False: 11}, 19, 7
 #: From which classes of mean tokens, and of walks times these, on a build with short warm-ups runs before the one that runs
-#: alone, where the GPU has two multiprocessors for each walk. On an H200 16 walks of Kimi Delta Attention over 8192 tokens took
-#: 120 us instead of 215 where all heads forget fast, and 294 where one does not, instead of 275 in parts and 283 whole; 24 walks
-#: 181 and 360 instead of 338; over 2048 tokens 16 took 49 and 91 instead of 62 and 82.
-PAIRED_MEAN, PAIRED_ALL = 11, 17
-#: From which class of walks, and up to which class of mean tokens, the second build has whole walks. 16 walks over 12000 tokens
-#: that forget slowly took 439 us in a pair with whole walks, and 385 in parts alone.
-SECOND_WHOLE = (4, 13)
+#: alone, where the GPU has two multiprocessors for each walk; the second class by whether kernels compute gates or norms, as
+#: those of a layer, of which some head forgets slowly. On an H200 Kimi Delta Attention took, in a pair where all heads forget
+#: fast, and where one does not, and alone: 16 heads over 8192 tokens 126 us, 232 and 223; 24 heads 189, 314 and 291. In a pair
+#: and in parts: 8 heads over 4096 tokens 53, 119 and 61, 112; 12 heads 64, 127 and 87, 131; over 2048 tokens 16 heads 51, 82 and
+#: 61, 81; 12 heads 44, 77 and 50, 70.
+PAIRED_MEAN, PAIRED_ALL = 11, {False: 15, True: 17}
+#: From which class of walks, and up to which class of mean tokens, the second build has no parts side by side. 16 walks over
+#: 12000 tokens that forget slowly took 439 us in a pair with whole walks, and 385 in parts alone; 8 over 16384 tokens take 373 in
+#: a pair, and 324 in parts alone.
+SECOND_WHOLE = (3, 13)
 assert SM_90A.part_cost is not None
 #: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
 #: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where
@@ -155,7 +175,7 @@ SPACES = (
       for name, heads in HEADS.items()),
     Space(("fused_walk",), {}, (64,), ARCH, {"persistent": True}),
     Space(("operand_walk",), {"v_block": (0, 64), "stages": (2, 1)}, (64,), ARCH),
-    Space(("operand_walk",), {"v_block": (0, 64), "partition": (None, "decay")}, (64,), ARCH, EARLY),
+    Space(("operand_walk",), {"v_block": (0, 64), "partition": (None, "decay", "pipelined")}, (64,), ARCH, EARLY),
     Space(("operand_walk",), {"v_block": (0, 64)}, (SHORT_CHUNKS,), ARCH, {"stages": 4}),
     Space(("walk_in_turn",), {"v_block": (0, 64), "partition": (None, "decay")}, (SHORT_CHUNKS,), ARCH),
     Space(("fused", "replay", "prepared", "staged"), {"partition": (None, "decay"), "part_chunks": (0, 16, 64),

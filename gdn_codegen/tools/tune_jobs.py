@@ -24,7 +24,7 @@ def shared_kib(names: Sequence[str]) -> int:
 
 def model_choice(about: Build, x: Extent, arch: str, units: int, kib: int = 0) -> Build:
     """The build that a call gets if no table has a row for it. kib: as in Facts."""
-    few, known = choose.splits(x, units, about.target), (x.lengths(units), x.of_eight(units), x.longest_share(units))
+    few, known = choose.splits(x, units, about.target), (x.lengths(units), x.of_eight(units), x.longest_share(units), x.rows)
     found = (b.for_shared(kib) for b, _ in choose.modelled(about, arch, few, x.shape_class, None, x.shared, *known))
     return next(filter(choose.fits, found), about)
 
@@ -108,8 +108,9 @@ def jobs(about: Build, shapes: Sequence[Shape], arch: str, units: int, kib: int 
 
 def sensible(b: Build, s: Shape, units: int) -> bool:
     """True if a candidate is worth timing: parts of a given length are shorter than a sequence, the number of walks is between
-    half and six times the multiprocessors, and a kernel batches no heads or as many as possible."""
-    if b.plan.value_heads not in (0, extent(s).shared):
+    half and six times the multiprocessors, and a kernel batches no heads or as many as possible. Parts that follow one another
+    are for single sequences: each of a pack has launches for all tokens."""
+    if b.plan.value_heads not in (0, extent(s).shared) or (b.plan.partition == "pipelined" and len(s.lens) > 1):
         return False
     size = b.plan.part_chunks * b.chunk
     walks = s.HV * sum(-(-n // size) for n in s.lens) if size else units

@@ -3367,6 +3367,22 @@ class PartCost:
     warm_up_limit: int = 50
 
 
+@dataclass
+class NativeCall:
+    """A call as data, for the native launcher (runtime/call/native_launcher.py).
+
+    sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
+      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it, the shape that kernels see) or
+      ("workspace", a tensor like it).
+    launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
+    rows: makes cu_seqlens for rows of equal length, for calls without it.
+    """
+
+    sources: list[tuple[Any, ...]]
+    launches: list[tuple[Any, list[int], list[int]]]
+    rows: Callable[[], Any]
+
+
 @dataclass(frozen=True)
 class Tables:
     """The facts of a build. A row of a tensor begins with its name. Dims are those of one tile. Dtypes are torch's names.
@@ -3400,11 +3416,11 @@ class Tables:
     pool: states are slots of a pool. in_place: the final state overwrites the initial state. strided: kernels get strides.
     cleared: kernels clear rows that no sequence covers, if the host asks for it.
 
-    part_cost: the cost model that gives the number of parts; None for a build without parts. part_chunks: chunks of a part, 0
-    to choose. most: the most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds:
-    kernels that bound the length of a warm-up. They run in calls with several parts; with `declined` in all calls, as one of them
-    clears the counter. warm_ups: True if the length of a warm-up is found at run time. forgets: the one of chunk_inputs of which
-    it is found.
+    part_cost: the cost model that gives the number of parts that run side by side; None for a build without such. pipelined: True
+    if kernels are launched once for each part, one part after the other. part_chunks: chunks of a part, 0 to choose. most: the
+    most parts that a warm-up may reach back. summaries: kernels that compute summaries of parts. bounds: kernels that bound the
+    length of a warm-up. They run in calls with several parts; with `declined` in all calls, as one of them clears the counter.
+    warm_ups: True if the length of a warm-up is found at run time. forgets: the one of chunk_inputs of which it is found.
 
     decays: inputs that are logs of decays. state: "kv" or "vk",
     the order of a state's dims. tf32: True if a GPU multiplies float32 as tf32. check_chunks: chunks of the longest sequence of
@@ -3457,6 +3473,7 @@ class Tables:
     strided: bool = False
     cleared: bool = False
     part_cost: PartCost | None = None
+    pipelined: bool = False
     part_chunks: int = 0
     most: int = 0
     summaries: tuple[str, ...] = ()
@@ -3466,6 +3483,11 @@ class Tables:
     decays: tuple[str, ...] = ()
     tf32: bool = False
     check_chunks: int = 3
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether kernels run over parts of sequences."""
+        return self.part_cost is not None or self.pipelined
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -3951,6 +3973,8 @@ COMPARED = 256
 #: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and an instance without a part
 #: takes a microsecond.
 FINEST, LONG = 3, 32
+#: How many parts that follow one another a sequence has, and the least chunks of one.
+PIPELINED, LEAST_PIPELINED = 3, 16
 #: With kernels for summaries a call has five that find the chunks of a part, each in a microsecond. That is more than it saves
 #: where sequences have fewer chunks, times value heads.
 SEARCHED = 4096
@@ -4045,22 +4069,6 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
         if us < least:
             best, least = span, us
     return best
-
-
-@dataclass
-class NativeCall:
-    """A call as data, for the native launcher (runtime/call/native_launcher.py).
-
-    sources: for each tensor of `Tables.tensors`, where it comes from: ("given", its index in (*given, *states, *outs, *buffers,
-      indices), the shape that kernels see), ("fixed", the tensor), ("result", a tensor like it, the shape that kernels see) or
-      ("workspace", a tensor like it).
-    launches: (launch, indices of its tensors in `Tables.tensors`, indices of its numbers in `Tables.scalars`).
-    rows: makes cu_seqlens for rows of equal length, for calls without it.
-    """
-
-    sources: list[tuple[Any, ...]]
-    launches: list[tuple[Any, list[int], list[int]]]
-    rows: Callable[[], torch.Tensor]
 
 
 class Plan:
@@ -4238,6 +4246,13 @@ class Plan:
                 self.made += shapes
             else:
                 unread = [((0, *shape[1:]), dtype) for shape, dtype in shapes]
+        if t.pipelined:
+            self.span = self.host.pipelined_span(self.tokens)
+            if self.sequences * self.span * self.value_heads >= 2 ** 31:
+                _fail("cu_seqlens", f"{self.sequences} sequences in {self.tokens} tokens",
+                      "fewer, as partition='pipelined' has a block for each chunk that each sequence may have")
+            self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
+            self.made += [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
         self.unread = [_made(shape, dtype, self.device) for shape, dtype in unread]
         self.kin = [_kin(shape, dtype, self.device) for shape, dtype in self.made]
 
@@ -4266,17 +4281,20 @@ class Plan:
         """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
         counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
-        sizes = (self.sequences, self.tokens, int(not self.packed and self.tokens > 0), self.heads, self.value_heads, self.slots,
-                 *((self.parts, self.span) if t.part_cost is not None else ()))
+        if t.pipelined:
+            counts = {"chunks": self.sequences * self.span, "parts": self.sequences}
+        sizes = (self.sequences, self.tokens, int(not self.packed and self.tokens > 0), self.heads, self.value_heads, self.slots)
         first = bool(t.declined) and self.host.earlier is None  # of a pair: such a kernel clears the counter
         skipped = *(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens and not first else ())
         instances = {row[0]: counts[row[1]] * self.value_heads * row[2] for row in t.kernels if row[0] not in skipped}
         if together := getattr(self.host.launcher, "together", None):
             together(tuple(n for n, count in instances.items() if count), self.device)
         found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
-        for name, _, _, tensors, scalars in t.kernels:
+        many = max(1, -(-self.tokens // (t.chunk * self.span))) if t.pipelined else 1
+        for part, (name, _, _, tensors, scalars) in itertools.product(range(many), t.kernels):
+            of_parts = (part if t.pipelined else self.parts, self.span) if self.span else ()
             if count := instances.get(name):
-                launch = self.host.launcher(name, count, sizes, [self.ints[n] for n in t.ints[name]], self.device)
+                launch = self.host.launcher(name, count, (*sizes, *of_parts), [self.ints[n] for n in t.ints[name]], self.device)
                 found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))
         return found
 
@@ -4572,7 +4590,7 @@ class Host:
         self.poison = os.environ.get("GDN_CODEGEN_POISON") == "1"
         self.check = os.environ.get("GDN_CODEGEN_CHECK") == "1"
         self.partition = os.environ.get("GDN_CODEGEN_PARTITION") != "0"
-        self.part_chunks = _parts_wanted(tables.part_chunks) if tables.part_cost is not None else 0
+        self.part_chunks = _parts_wanted(tables.part_chunks) if tables.in_parts else 0
         self.plans: dict[Any, Plan] = {}
         self.earlier: Host | None = None
         self.kind = _kind_and_place if tables.strided else _kind
@@ -4608,8 +4626,8 @@ class Host:
     def prepare(self, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any, buffers: Sequence[Any],
                 wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> Plan:
         """The plan of arguments of this kind. It is made once, and checks them then. It launches those of `earlier` first."""
-        in_parts = any(x is not None and x.tables.part_cost is not None for x in (self, self.earlier))
-        kind, longest = self.kind, longest if in_parts else 0
+        by_cost = any(x is not None and x.tables.part_cost is not None for x in (self, self.earlier))
+        kind, longest = self.kind, longest if by_cost else 0
         key = (*map(kind, given), *map(kind, states), *map(kind, outs), kind(cu_seqlens), *map(kind, buffers), wanted,
                *map(kind, indices), every, longest)
         plan = self.plans.get(key)
@@ -4665,6 +4683,12 @@ class Host:
         return _cheapest_span(known, self.part_instances(value_heads), self.units(device), t.part_cost, len(t.summaries), t.most,
                               t.warm_ups) or every
 
+    def pipelined_span(self, tokens: int) -> int:
+        """Chunks of a part where parts follow one another. tokens: the most that a sequence may have."""
+        chunks = max(1, -(-tokens // self.tables.chunk))
+        wanted = self.part_chunks or max(LEAST_PIPELINED, -(-chunks // PIPELINED))
+        return min(wanted, chunks) if self.partition else chunks
+
     def chooses_parts(self, device: torch.device, packed: bool, sequences: int) -> bool:
         """Whether kernels choose the chunks of a part from the lengths of packed sequences."""
         given = any("units" in names for names in self.tables.ints.values())
@@ -4703,6 +4727,9 @@ class Host:
                 if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
+        if t.pipelined:
+            span = self.pipelined_span(-(-tokens // max(1, sequences)))  # of rows; a pack has longer parts
+            held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         others = self.earlier.workspace_bytes(tokens, sequences, value_heads, device) if self.earlier is not None else 0
         if t.shared:
             others += self.shared_bytes(tokens // t.chunk + sequences, sequences, value_heads, torch.device(device))
@@ -5226,7 +5253,7 @@ class Check:
         heads = heads or self.heads()
         found: _Errors = {}
         hosts = [x for x in (self.host, self.host.earlier) if x is not None]
-        in_parts = [x for x in hosts if x.tables.part_cost is not None]
+        in_parts = [x for x in hosts if x.tables.in_parts]
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         # the first of a pair declines the call unless all heads forget fast
         problems = [(chunks, call, fast) for chunks in parts for call in calls for fast in (False, True)[:len(hosts)]]

@@ -42,7 +42,8 @@ KERNELS = {"fused": ("fused_walk", {}, "float16", -0.5),
            "operands-parts": ("operand_walk", {"v_block": 64, "partition": "decay", "part_chunks": 2}, "bfloat16", -0.5),
            "early-outputs": ("operand_walk", {"v_block": 64, "residuals": "@update", **EARLY}, "bfloat16", -0.5),
            "early-outputs-parts": ("operand_walk", {"v_block": 64, "partition": "decay", "part_chunks": 2, **EARLY}, "bfloat16",
-                                   -0.5)}
+                                   -0.5),
+           "pipelined": ("operand_walk", {"v_block": 64, "partition": "pipelined", "part_chunks": 1, **EARLY}, "bfloat16", -0.5)}
 #: Tokens of a sequence whose parts of a chunk need summaries.
 LONG = 705
 #: What is broken, in which kernel, which tool must say so, and how the text is broken: a wait left out, one that comes after what

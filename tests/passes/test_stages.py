@@ -86,6 +86,7 @@ BUILDS = [
     ("tilelang", "sm_90a", GDN, varied("walk", "sm_90a", persistent=True), LARGE, ""),
     ("tilelang", "sm_90a", find("gla.gradient"), varied("channel_gradient", "sm_90a", k_block=32), LARGE, ""),
     ("tilelang", "sm_90a", find("kimi_delta_attention"), varied("operand_walk", "sm_90a", if_declined=True), LARGE, "g=floored"),
+    ("tilelang", "sm_90a", find("kimi_delta_attention"), varied("operand_walk", "sm_90a", partition="pipelined"), LARGE, ""),
     ("tilelang", "sm_90a", find("kimi_delta_attention"), varied("operand_walk", "sm_90a"), {**LARGE, "C": 32}, ""),
     ("pto", "", GDN, varied("staged", launch="single", inverse_block=32, v_block=16), {**SMALL, "C": 64}, ""),
     ("pto", "", GDN, varied("replay"), SMALL, FULL),

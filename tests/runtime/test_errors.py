@@ -313,6 +313,7 @@ OTHERS = {
     "'checkpoint_rows'": "a module with state=positions that is called directly",
     "'a number: the page has no default'": "a module of a page of the caller's own",
     "half of a pair": "a module with one of two builds that is called directly",
+    "a block for each chunk that each sequence may have": "a GPU, and sequences whose blocks are 2^31 or more",
     "'a tensor that requires grad'": "a module that is called directly",
     "a target that has a gradient of": "sizes for which no schedule of a gradient fits",
     "states with {word}": "the op of a page of the caller's own, whose contract has no gradient",

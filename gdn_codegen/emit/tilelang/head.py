@@ -6,6 +6,7 @@ from ..base import (
     AT_A_TIME,
     CLEAR,
     INSTANCES,
+    PART,
     SUMMED,
     UNITS,
     WIDTH_OF,
@@ -42,7 +43,7 @@ class Head(Tiles):
     @property
     def linear(self) -> bool:
         """Whether blocks have one number, from which they compute their indices."""
-        return self.k.grid != "parts"
+        return self.k.grid != "parts" or self.k.by_part
 
     def place(self) -> list[tuple[str, str, bool]]:
         """The variables with an instance's place in the grid, as (name, text, whether memory of its own keeps the value, so that
@@ -56,11 +57,12 @@ class Head(Tiles):
             out.append(("hv", f"group * {self.k.batch.heads}", False))
         if "h" in self.uses:
             out.append(("h", "T.truncdiv(hv, T.truncdiv(HV, H))", True))
-        found = {"chunks": ("slot", "C"), "parts": ("part", "size")}.get(self.k.grid)
+        found = {"chunks": ("slot", "C"), "parts": ("part", "size")}.get(self.k.grid) if not self.k.by_part else None
         if self.k.spans:
             about = f"{INSTANCES}, {UNITS}, {SUMMED}, {self.k.spans}"
             out.append(("span", f"t.part_chunks(cu_seqlens, ends - 1, C, least_span, {about})", True))
         out += [("size", "C * span", False)] if self.k.grid == "parts" else []
+        out += [("n", "T.truncdiv(of_part, span)", True)] if self.k.grid == "chunks" and self.k.by_part else []
         out += [("n", f"t.find_sequence(cu_seqlens, {found[0]}, ends - 1, {found[1]})", False)] if found else []
         for x in own_numbers(self.p, self.k):
             first = "" if x.index == "number" else f", {x.at}_n - 1" if x.at else ", 0"
@@ -72,23 +74,36 @@ class Head(Tiles):
             start, length = (f"T.if_then_else(batched != 0, {x}, {y})" for x, y in (("n * L", start), ("L", length)))
         if self.one_token or "length" in self.uses or self.k.grid != "sequences":
             out += [("start", start, False), ("length", length, False)]
+        return out + self.chunks()
+
+    def chunks(self) -> list[tuple[str, str, bool]]:
+        """The variables that say which chunks of its sequence an instance has, as `place` gives them."""
         if self.k.grid == "chunks":
-            out.append(("chunk", "slot - (start // C + n)", False))
-        if self.k.grid == "parts":
-            out += [("first", "(part - (T.truncdiv(start, size) + n)) * span", False),
-                    ("stop", "T.min(first + span, T.ceildiv(length, C))", False)]
-        return out
+            return [("chunk", f"{PART} * span + of_part - n * span", True), ("slot", "start // C + n + chunk", False)
+                    ] if self.k.by_part else [("chunk", "slot - (start // C + n)", False)]
+        if self.k.grid != "parts":
+            return []
+        first = [("part", f"T.truncdiv(start, size) + n + {PART}", False), ("first", f"{PART} * span", False)
+                 ] if self.k.by_part else [("first", "(part - (T.truncdiv(start, size) + n)) * span", False)]
+        return [*first, ("stop", "T.min(first + span, T.ceildiv(length, C))", False)]
 
     def dims(self) -> list[tuple[str, str]]:
         """The dims of the grid, the slowest first, as (index, extent)."""
         n = "rank" if self.k.by_length else "n"
         extent, runs = {"chunks": ("slots", "slot"), "parts": ("parts", "part"), "sequences": ("ends - 1", n)}[self.k.grid]
+        if self.k.by_part:
+            extent, runs = ("(ends - 1) * span", "of_part") if self.k.grid == "chunks" else ("ends - 1", "n")
         out = [(runs, extent), self.across[::-1]]
         if self.k.blocked_dim:
             out.append(("block", f"({self.tiled(self.k.blocked_dim)} // {self.dim(self.k.blocked_dim)})"))
         if self.k.slices > 1:
             out.append(("slice_index", str(self.k.slices)))
         return out
+
+    @property
+    def first_block(self) -> str:
+        """The condition that this is the first block of the grid."""
+        return f"{' + '.join(name for name, _ in self.dims())} == 0"
 
     @property
     def instances(self) -> str:
@@ -108,9 +123,11 @@ class Head(Tiles):
             kernel, index = ", ".join(n for _, n in dims), f"({', '.join(x for x, _ in dims)})"
         self.w(f"with t.kernel({kernel}, threads={self.k.threads}) as {index}:")
         self.w.indent += 1
-        if self.k.start == "beside":
+        if self.k.start == "next_part":
+            self.w(f"if {PART} == 0:", "    t.wait_for_earlier_kernels()")
+        self.ends("return_if_zero")  # before later kernels start, which may be those of the next call
+        if self.k.start in ("beside", "next_part"):
             self.start_next()
-        self.ends("return_if_zero")
 
     def indices(self, dims: list[tuple[str, str]], number: str = "instance") -> list[tuple[str, str, bool]]:
         """The indices (name, extent), the slowest first, of the block with this number, as `place` gives them.
@@ -131,12 +148,12 @@ class Head(Tiles):
         if self.p.launch == "overlapping":
             if self.k.start == "unless_summed":
                 self.w(f"if {SUMMED} == 0:", "    t.wait_for_earlier_kernels()")
-            elif not self.k.start and self.k.name != self.p.kernels[0].name:
+            elif not self.k.start and (self.k.name != self.p.kernels[0].name or self.k.by_part):
                 self.w("t.wait_for_earlier_kernels()")
-            if self.k.start != "beside":
+            if self.k.start not in ("beside", "next_part"):
                 self.start_next()
             if self.k.start in ("beside", "unless_summed"):
-                self.w(f"if {' + '.join(name for name, _ in self.dims())} == 0:", "    t.wait_for_earlier_kernels()")
+                self.w(f"if {self.first_block}:", "    t.wait_for_earlier_kernels()")
         self.ends("return_if_set")
 
     def ends(self, kind: str) -> None:
@@ -145,8 +162,9 @@ class Head(Tiles):
         self.w(*(f"t.{kind}({self.params[o.attr('tensor')]})" for o in self.k.ops if o.kind == kind))
 
     def start_next(self) -> None:
-        """Let the next kernel of the call start, if there is one."""
-        if self.k.name != self.p.kernels[-1].name:
+        """Let the next launch of the call start, if there is one. The walk of the last part lets what comes after the call start,
+        too. That is no harm: a kernel that starts before the one before it has ended waits by itself."""
+        if self.k.name != self.p.kernels[-1].name or self.k.by_part:
             self.w("t.start_next_kernel()")
 
     def clear(self) -> list[str]:
@@ -209,9 +227,9 @@ class Head(Tiles):
         """The KernelText: the head that is already printed, the body, and the data for the template."""
         tensors = touched(self.p, self.k)
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
-        span = "least_span: T.int32" if self.k.spans else "span: T.int32"
+        span, part = "least_span: T.int32" if self.k.spans else "span: T.int32", PART if self.k.by_part else "parts"
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32",
-                   *(["parts: T.int32", span] if self.k.grid == "parts" else [])]
+                   *([f"{part}: T.int32", span] if self.k.by_part or self.k.grid == "parts" else [])]
         ints = tuple(x for x in integers(self.p, self.k) if not x.endswith(WIDTH_OF))  # that is in a tensor's shape
         params += [f"{x}: {'T.int64' if '_stride' in x else 'T.int32'}" for x in ints]
         params += [f"{self.name(x)}: T.float32" for x in numbers(self.k)]
@@ -221,7 +239,10 @@ class Head(Tiles):
         parts = [f"n_{x.name}" for x in tensors if x.index == "part"]
         own = [x for x in bare if x.startswith("n_") and x not in (*long, *parts)]
         dynamic = [", ".join(names) for names in (fixed, own, parts) if names]
-        text = "\n".join([*self.w.lines, *body])
+        ends = []
+        if self.k.start == "next_part":
+            ends = [f"            if {self.first_block}:", "                t.wait_for_earlier_kernels()"]
+        text = "\n".join([*self.w.lines, *body, *ends])
         sizes = {f"B{d}": str(n) for d, n in self.k.dims}
         if self.k.grid == "chunks" and "slots" not in bare:  # if no tensor's shape contains it
             sizes["slots"] = "B * L // C + ends - 1"

@@ -13,6 +13,7 @@ from ..base import (
     CLEAR,
     EVERY,
     INSTANCES,
+    PART,
     SUMMED,
     UNITS,
     Kernel,
@@ -34,8 +35,8 @@ OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "s
        "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
        "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "outer", "group",
        "row_end", "clear_begin", "clear_end", "rest", "first_instance", "iteration", "iterations_before", "items_before",
-       "tails_before", "turn", "lane", "run", "step", "piece", "rank", "least_span", EVERY, SUMMED, AT_A_TIME, INSTANCES, UNITS,
-       BELOW}
+       "tails_before", "turn", "lane", "run", "step", "piece", "rank", "least_span", "of_part", EVERY, SUMMED, PART, AT_A_TIME,
+       INSTANCES, UNITS, BELOW}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this

@@ -3,7 +3,8 @@
 A build with `partition="short"` may find that the gates forget too slowly for it. It then writes no result, and sets a counter.
 The build of this pass comes after it, in the same call and with the same counter. All its kernels end at once if that is zero.
 The host knows nothing of this, so that it need not wait for the device. Programmatic dependent launch does not change it: the
-first kernel of a build starts after all work before it.
+first kernel of a build starts, or its blocks wait first, after all work before it. Blocks of kernels that start early read the
+counter before they let the next kernel start, so that none reads it after the call.
 """
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ is needed if the next part's length is -1. M is needed if the part's own length 
 one, all walks end at once: a kernel before them sets a counter. The build declines the call, and another one with `if_declined`
 computes it.
 
+"pipelined": the parts follow one another (`pipelined`).
+
 A final state that overwrites the initial one is stored by a kernel of its own, after the walks. Otherwise the last part could
 overwrite the initial state before another part has read it.
 """
@@ -37,6 +39,7 @@ from ...ir.core import Kernel, Loop, Op, Program, loops
 from ...schedule.schedule import Schedule, ScheduleError
 from ..stage import takes
 from .parts import Parts
+from .pipelined import pipelined
 from .summaries import SUMMARIES, declines
 
 #: log(1 / f), where f is the fraction of the state that may be lost at a part's start: 1/32 of the dtype's rounding.
@@ -57,6 +60,8 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
         return p
     if isinstance(device, Cores) or device.part_cost is None:
         raise ScheduleError(f"schedule {s.name}: partition={s.partition!r}; accepted for {device.target} is None")
+    if s.partition == "pipelined":
+        return pipelined(p, s, device)
     short = s.partition == "short"
     if short and not isinstance(device, Groups):
         raise ScheduleError(f"schedule {s.name}: partition='short' on {device.name}; accepted: None, 'exact', 'decay'")

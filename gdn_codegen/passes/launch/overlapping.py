@@ -1,9 +1,9 @@
 """overlapping: lets each kernel start before the one before it has ended. For TileLang on sm_90a (programmatic dependent launch).
 
-Each kernel but the last allows the next one to start as soon as its own blocks have started. Each kernel but the first waits,
-before it touches memory that earlier kernels use, until all earlier ones have ended and their writes are visible. So the next
-kernel's launch, its barriers and the search for its sequence take no time of their own. An earlier kernel has ended only if the
-one before it has, because threads of it wait for that. The first kernel of a call starts as usual, after all work before it.
+Each launch but the last allows the next one to start as soon as its own blocks have started. Each but the first waits, before it
+touches memory that earlier ones use, until these have ended and their writes are visible. So the next kernel's launch, its
+barriers and the search for its sequence take no time of their own. An earlier kernel has ended only if the one before it has,
+because threads of it wait for that. The first launch of a call starts, or waits first, after all work before it.
 
 How a kernel waits is its `start`:
 - "": all its blocks wait first, and then let the next kernel start. So when a block of the next one starts, all kernels before
@@ -15,6 +15,9 @@ How a kernel waits is its `start`:
   a number is negative, before they read what such a kernel wrote for them: a walk of a part that starts from summaries. The
   first block waits in any case, so that the kernel ends after those before it: the kernel after it, or in a CUDA graph what
   comes next, waits for this kernel alone.
+- "next_part": the first kernel of a part (`pipelined`). Its blocks do not wait for the walk of the part before: both use only
+  tensors with tiles of chunks, and each the tiles of its own part. At its end the first block waits, so that the kernel ends
+  after that walk. In the first part all blocks wait first.
 - "unless_summed": as "beside" in a call with summaries. In a call without them other kernels come before it, and all its blocks
   wait first.
 
@@ -30,6 +33,8 @@ from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..stage import takes
 
 WRITES = "store", "clear_counter", "claim_item", "set_if_negative"
+#: The indices of tensors with a tile for each chunk.
+BY_CHUNK = "token", "slot"
 #: The grids of kernels that leave multiprocessors idle, by the grid of a kernel that may run beside them.
 IDLE = {"chunks": ("parts", "sequences"), "parts": ("parts",)}
 
@@ -39,6 +44,10 @@ def overlapping(p: Program, device: Groups) -> Program:
     """`p` with `launch="overlapping"` if it has several kernels and the device can start them early."""
     if not device.starts_early or len(p.kernels) < 2:
         return p
+    if p.kernels[0].by_part:
+        first, *_, last = p.kernels
+        start = "next_part" if all(p.tensor(n).index in BY_CHUNK for n in _shared(p, first, [last])) else ""
+        return replace(p, launch="overlapping", kernels=(replace(first, start=start), *p.kernels[1:]))
     out = list(p.kernels[:1])
     for k in p.kernels[1:]:
         out.append(_early(p, k, out))

@@ -151,15 +151,14 @@ def by_token(b: Build, few: bool, one: bool = False) -> Build:
 
 
 def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1,
-             lengths: Lengths = "", of_eight: int = 0, longest_share: int = 0) -> Iterator[tuple[Build, str]]:
-    """Builds in the model's order: the candidates of the target's own model, then portable schedules. few: True if
-    sequences are split; None without a GPU. lengths, of_eight, longest_share: as in Size."""
+             lengths: Lengths = "", of_eight: int = 0, longest_share: int = 0, rows: bool = False) -> Iterator[tuple[Build, str]]:
+    """Builds in the model's order: the candidates of the target's own model, then portable schedules. Arguments as in Size."""
     if chunk == 1 and few is not None:
         yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device", n)
                 for n in (b.chunk, *(SMALLER if chunk is None else ())) for name, fields in PORTABLE[max(head_dims) > SPLIT:])
-    asked = Asked(head_dims, arch, few, shape_class, chunk, shared, lengths=lengths, of_eight=of_eight,
+    asked = Asked(head_dims, arch, few, shape_class, chunk, shared, lengths=lengths, of_eight=of_eight, rows=rows,
                   longest_share=longest_share, **page_facts(b))
     for x in chain(b.of.model(asked), portable):
         found = of_candidate(b, x)
@@ -209,9 +208,9 @@ class Size:
     few: whether sequences are split; None without a GPU. short: whether the call has too few tokens for that. shared: value heads
     of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in. idle: whether a
     batch-invariant call has so few walks that half of the GPU is idle. crowded: whether sequences may differ in length, and have
-    more walks than run at a time. lengths, of_eight, longest_share: as in Extent. uneven: whether the host knows that lengths
-    differ much. No row of a table, measured at equal lengths, then serves the call. unsure: whether only kernels know lengths,
-    and choose parts by them, and half of the GPU may be idle. If the model splits them, no row with whole sequences serves it.
+    more walks than run at a time. uneven: whether the host knows that lengths differ much, so that no row of a table serves the
+    call. unsure: whether only kernels know lengths, and choose parts by them, and half of the GPU may be idle. If the model
+    splits them, no row with whole sequences serves it. The rest: as in Extent.
     """
 
     shape_class: tuple[int, int, int]
@@ -224,19 +223,19 @@ class Size:
     lengths: Lengths = ""
     of_eight: int = 0
     longest_share: int = 0
+    rows: bool = False
     uneven: bool = False
     unsure: bool = False
 
 
 def size_of(x: Extent, target: str, on: Facts) -> Size:
     """The size of a call of an extent on a device."""
-    t = targets.find(target)
-    return Size(x.shape_class, splits(x, on.units, target) if on.units else None,
-                t.splits is not None and x.tokens < t.splits.least_tokens, x.shared,
-                (x.H, x.HV) if t.head_counts else None, crowded=x.packed and x.sequences > 1 and x.walks > on.units > 0,
-                lengths=x.lengths(on.units), uneven=x.uneven, of_eight=x.of_eight(on.units),
-                longest_share=x.longest_share(on.units),
-                unsure=x.unknown and t.splits is not None and t.splits.chosen and 2 * x.walks <= on.units)
+    t, s = targets.find(target), targets.find(target).splits
+    return Size(x.shape_class, splits(x, on.units, target) if on.units else None, s is not None and x.tokens < s.least_tokens,
+                x.shared, (x.H, x.HV) if t.head_counts else None, rows=x.rows, uneven=x.uneven,
+                crowded=x.packed and x.sequences > 1 and x.walks > on.units > 0, lengths=x.lengths(on.units),
+                of_eight=x.of_eight(on.units), longest_share=x.longest_share(on.units),
+                unsure=x.unknown and s is not None and s.chosen and 2 * x.walks <= on.units)
 
 
 def in_columns(c: Choice, device: torch.device) -> Choice:
@@ -273,8 +272,9 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
     else:
         rows = () if x.batch_invariant or size.uneven else (
             (r, why) for r, why in measured(b, arch, on.names, size.shape_class, chunk, size.shared, not size.short)
-            if r.plan.partition or not (size.unsure and size.few))
-        model = modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.lengths, size.of_eight, size.longest_share)
+            if r.plan.partition not in (None, "pipelined") or not (size.unsure and size.few))
+        model = modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.lengths, size.of_eight,
+                         size.longest_share, size.rows)
         found, why = first(call.device, ("table", rows), ("model", ((m.for_shared(on.shared_kib), why) for m, why in model)))
         chosen = found or Choice(b.for_shared(on.shared_kib), why)
         chosen = in_columns(chosen, call.device) if size.idle else chosen

@@ -198,9 +198,9 @@ def is_batch_invariant(x: Any) -> bool:
 def _check_invariant(x: Request) -> None:
     """ValueError where a batch invariant call asks for what depends on the batch, or on where prompts are cut."""
     plan = named(x.schedule) if isinstance(x.schedule, str) else x.schedule
-    if plan is not None and plan.partition:
+    if plan is not None and plan.partition not in (None, "pipelined"):
         _fail("schedule", f"{plan.name} with partition={plan.partition!r} and batch_invariant=True",
-              "a schedule without parts, because their number depends on the batch")
+              "a schedule without parts that run side by side, because their number depends on the batch")
     if x.state_dtype != "float32":
         _fail("state_dtype", f"torch.{x.state_dtype} with batch_invariant=True",
               "torch.float32, because a state in 16 bits is rounded wherever a prompt is cut")

@@ -58,6 +58,11 @@ class Extent:
         return self.sequences * self.HV
 
     @property
+    def rows(self) -> bool:
+        """Whether each sequence is a row of the call's tensors, so that none is longer than another."""
+        return self.sequences == 1 or not self.packed
+
+    @property
     def uneven(self) -> bool:
         """Whether the host knows that one sequence has much more than its share of the tokens."""
         return self.longest * self.sequences > 2 * self.tokens
