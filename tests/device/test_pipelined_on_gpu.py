@@ -6,6 +6,7 @@ import torch
 from test_walks_of_members_on_gpu import Walks
 
 from gdn_codegen import chunk_kda
+from gdn_codegen.ir.builder import algorithm, carried, cumsum, decayed_product, exp, last, strictly_lower, unit_lower_inverse
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.runtime.load import module
@@ -61,6 +62,40 @@ def test_other_schedules(page, chunk, schedule, fields):
     want = run(whole, x)
     for span in (1, 2, 5, 0):
         assert all(map(torch.equal, run(parts, x, span), want)), span
+
+
+@algorithm(r="C K", w="C K", x="C V", f="HV C K", t="C", A=carried("K V"), B=carried("K V"))
+def two_memories(r, w, x, f, t, A, B):
+    """Two states: a delta rule with a gate for each channel, and a sum that halves with each chunk."""
+    F = cumsum(f)
+    T = unit_lower_inverse(strictly_lower(t[:, None] * decayed_product(w, w, F)))
+    U = T @ (t[:, None] * (x - (exp(F) * w) @ A))
+    y = (exp(F) * r) @ A + decayed_product(r, w, F) @ U + r @ B
+    A = exp(last(F))[:, None] * A + (exp(last(F)[None, :] - F) * w).T @ U
+    B = 0.5 * B + w.T @ x
+    return y, A, B
+
+
+def test_two_states_of_a_page_of_ones_own():
+    """Names of its own, gates for each channel, and both states handed on: the bits of whole walks."""
+    gen = torch.Generator("cuda").manual_seed(0)
+
+    def drawn(*dims):
+        return torch.randn(1, 1500, 4, *dims, generator=gen, device="cuda")
+    r, w = (torch.nn.functional.normalize(drawn(128), dim=-1).bfloat16() for _ in range(2))
+    given = {"r": r, "w": w, "x": drawn(128).bfloat16(), "f": -0.1 * torch.sigmoid(drawn(128)), "t": torch.sigmoid(drawn())}
+    results = []
+    for span, fields in ((0, {}), (1, {"partition": "pipelined"}), (5, {"partition": "pipelined"})):
+        b = Build("tilelang", 64, algorithm=two_memories, dtype="bfloat16", arch="sm_90a",
+                  schedule=varied("operand_walk", "sm_90a", v_block=64, **fields))
+        m = module(b)
+        m.HOST.poison, m.HOST.part_chunks, m.HOST.plans = True, span, {}
+        states = {name: torch.ones(2, 4, *dims, device="cuda") for name, dims in m.HOST.tables.initial}
+        assert len(states) == 2
+        results.append(getattr(m, b.function)(**given, **states, output_final_state=True,
+                                              cu_seqlens=torch.tensor([0, 400, 1500], device="cuda")))
+    assert all(y.isfinite().all() for y in results[0])
+    assert all(torch.equal(y, w) for got in results[1:] for y, w in zip(got, results[0], strict=True))
 
 
 @pytest.mark.parametrize("words", ["state=pool/in_place", "state=pool", "state=vk/bfloat16/pool/in_place"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from members import Case, drawn, expected
 from reference import rms_error
+from test_pairs import choice_of
 
 from gdn_codegen.derived_pages import find as find_page
 from gdn_codegen.devices.sm_90a import SM_90A
@@ -19,11 +20,8 @@ from gdn_codegen.ir.printer import program_text
 from gdn_codegen.ir.verify import VerifyError, verify
 from gdn_codegen.passes.launch.overlapping import overlapping
 from gdn_codegen.runtime.build import Build, lowered, render
-from gdn_codegen.runtime.call import choose
-from gdn_codegen.runtime.call.device import described
 from gdn_codegen.runtime.call.normalise import _check_invariant
-from gdn_codegen.runtime.call.request import Call, Request
-from gdn_codegen.runtime.call.tables import Extent
+from gdn_codegen.runtime.call.request import Request
 from gdn_codegen.runtime.load import module
 from gdn_codegen.schedule import ScheduleError, varied
 from gdn_codegen.schedule.contract import Contract
@@ -375,24 +373,6 @@ def test_batch_invariant_calls_take_them():
 
 
 # --- dispatch --------------------------------------------------------------------------------------------------------
-def choice_of(tokens, heads, sequences=1, packed=False, algorithm="kimi_delta_attention", accept="", **words):
-    request = Request(algorithm=algorithm, target="tilelang", **words)
-    extent = Extent(heads, heads, sequences, tokens, packed)
-    call = Call(request, torch.bfloat16, torch.device("cuda"), (128, 128), extent, Contract.parse(accept))
-    return choose.choice(call, described("NVIDIA H200")).build
-
-
-def test_a_measured_row_with_whole_walks_serves_no_pack_of_unknown_lengths(monkeypatch):
-    """Nor does one whose parts follow one another: both take as long as the longest sequence."""
-    b = build(size=128)
-    rows = [replace(b, schedule=replace(b.plan, partition=x)) for x in ("pipelined", None, "decay")]
-    monkeypatch.setattr(choose, "measured", lambda *args: ((r, "measured") for r in rows))
-    for packed, want in ((True, "decay"), (False, "pipelined")):
-        choose.kept_choice.cache_clear()
-        assert choice_of(32768, 4, 4, packed).plan.partition == want
-    choose.kept_choice.cache_clear()
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("case, partition", [
     ({"tokens": 8192, "heads": 16}, "pipelined"), ({"tokens": 2048, "heads": 12}, "pipelined"),
@@ -408,6 +388,6 @@ def test_a_measured_row_with_whole_walks_serves_no_pack_of_unknown_lengths(monke
     ({"tokens": 8192, "heads": 16, "algorithm": "delta_rule"}, "decay")])
 def test_which_calls_have_parts_that_follow_one_another(case, partition):
     """Few walks of a page with a gate for each channel and an inverse, whose sequences are rows or one pack of all tokens."""
-    b = choice_of(**case)
+    b = choice_of(**{"accept": "", **case})
     assert b.plan.partition == partition
     assert partition != "pipelined" or (b.plan.name, b.plan.v_block, b.plan.agents) == ("operand_walk", 64, "early_outputs")

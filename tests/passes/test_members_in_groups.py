@@ -10,7 +10,7 @@ from gdn_codegen.emit import tilelang
 from gdn_codegen.ir.builder import algorithm, carried, cumsum, exp, last, lower, strictly_lower, unit_lower_inverse
 from gdn_codegen.ir.core import loops
 from gdn_codegen.passes.agents.order import Cycle, needs_in_place, topological
-from gdn_codegen.schedule import Schedule, ScheduleError, named
+from gdn_codegen.schedule import Schedule, ScheduleError, named, varied
 from gdn_codegen.targets import lower as lower_program
 
 
@@ -86,6 +86,22 @@ def test_pages_with_other_names_states_and_paths(page, name):
 @pytest.mark.parametrize("page", [ssd, delta_net, dplr])
 def test_walks_mean_the_page(page, name, changes):
     means_the_page(page, replace(named(name, "sm_90a"), **changes), "tilelang", "sm_90a")
+
+
+@pytest.mark.parametrize("name, fields", [("walk", {}), ("fused_walk", {}), ("operand_walk", {}),
+                                          ("operand_walk", {"agents": "early_outputs"})])
+@pytest.mark.parametrize("page", [ssd_y, delta_net, dplr, two_states])
+def test_parts_that_follow_one_another_mean_the_page(page, name, fields):
+    """Each carried state is handed on. Where all depends on states, there is no kernel to run beside a walk."""
+    plan = varied(name, "sm_90a", partition="pipelined", stages=1, **fields)
+    if page is two_states and name != "operand_walk":
+        with pytest.raises(ScheduleError, match="needs kernels over chunks, and after them one walk"):
+            means_the_page(page, plan, "tilelang", "sm_90a")
+        return
+    means_the_page(page, plan, "tilelang", "sm_90a", span=1)
+    p = lowered(page, replace(plan, v_block=64))
+    handed = {o.attr("tensor") for o in p.kernels[-1].ops if o.kind == "store" and o.attr("parts_ahead")}
+    assert handed == {f"{c.name}_start" for c in page.trace().walk.carried} and [k.start for k in p.kernels] == ["next_part", ""]
 
 
 def lowered(page, plan, size=128):

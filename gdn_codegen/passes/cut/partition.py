@@ -53,8 +53,8 @@ SHORT = 128
 def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
     """`p` in parts, or `p` itself if the schedule has no partition.
 
-    Raises ScheduleError on a device with cores or without a model of the cost of parts, and for pages without exactly one state
-    [K, V] that is affine in the state before.
+    Raises ScheduleError on a device with cores or without a model of the cost of parts, and, but for "pipelined", for pages
+    without exactly one state [K, V] that is affine in the state before.
     """
     if not s.partition:
         return p
