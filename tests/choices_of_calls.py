@@ -22,6 +22,7 @@ from choices import a_call
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose, device
 from gdn_codegen.runtime.call.request import DTYPES
+from gdn_codegen.runtime.call.size import size_of
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.schedule.contract import Contract
 
@@ -60,10 +61,9 @@ def chosen(target: str, on: device.Facts, x: Extent, dims: tuple[int, int], dtyp
         choose.kept_choice.cache_clear()
         about = Build("triton" if target == "auto" else target, chunk or 64, dtype=DTYPES[dtype], head_dim_k=dims[0],
                       head_dim_v=dims[1], contract=contract)
-        few = choose.splits(x, on.units, about.target) if on.units else None
+        size = size_of(x, about.target, on)
         table = choose.measured(about, on.arch, on.names, x.shape_class, chunk, x.shared)
-        model = choose.modelled(about, on.arch, few, x.shape_class, chunk, x.shared, x.lengths(on.units), x.of_eight(on.units),
-                                x.longest_share(on.units), x.rows)
+        model = choose.modelled(about, on.arch, size.few, x.shape_class, chunk, **size.known)
         return {"choice": found, **{n: [(described(b), why) for b, why in builds] for n, builds in
                                     (("table", table), ("model", model))}}
 

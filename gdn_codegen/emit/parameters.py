@@ -61,7 +61,7 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
     return (*(f"has_{t.name}" for t in tensors if t.optional), *(f"{t.name}_stride" for t in tensors if is_pool(t)),
             *(f"{t.name}{WIDTH_OF}" for t in tensors if t.index == "numbers"),
             *([EVERY] if any(t.index == "checkpoint" and not t.at for t in stored) else []),
-            *([SUMMED] if k.spans or k.start == "unless_summed"
+            *([SUMMED] if k.start == "unless_summed"
               or any(o.kind == "warm_up_length" and o.attr("tensor") and not o.attr("longest") for o in k.ops) else []),
             *(f"{CLEAR}{t.name}" for t in p.clears(k)),
             *([AT_A_TIME] if any(o.kind == "claim_item" for o in k.ops) else []),

@@ -203,8 +203,9 @@ class Host:
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
-            if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost):
-                if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
+            chooses = self.chooses_parts(torch.device(device), True, sequences)
+            if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost, chooses):
+                if chooses and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         if t.pipelined:

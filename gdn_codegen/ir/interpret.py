@@ -397,9 +397,9 @@ class Interpreter:
     def warm_up_length(self, attrs: dict[str, Any], at: _At, sizes: dict[str, int]) -> int:
         """The warm-up length of a part in chunks: the least number of chunks whose entries of the tensor sum to -`bound` or less.
 
-        -1 if it is more than `longest`; without that, if it is more than `most` times the chunks of a part, or more than these
-        and `limit`. If the sum stays above: all chunks back to the sequence's first; but without `longest` -1 if some sequence
-        may need summaries and `most` such chunks would not reach the bound.
+        -1 if it is more than `longest`. Without that, if some sequence may need summaries, -1 if it is more than `most` times the
+        chunks of a part, or more than these and `limit`. If the sum stays above: all chunks back to the sequence's first; but if
+        some sequence may need summaries, -1 if `most` such chunks would not reach the bound.
         """
         part = at.part + attrs.get("parts_ahead", 0)
         if part == 0 or part >= self.problem.parts(at.seq, sizes["C"]):
@@ -410,14 +410,14 @@ class Interpreter:
         alone = "longest" in attrs
         most = attrs["longest"] if alone else min(attrs["most"] * self.problem.span, self.problem.span + attrs["limit"])
         slot = self.starts[at.seq] // sizes["C"] + at.seq
+        summed = not alone and -(-max(self.problem.lengths) // sizes["C"]) - self.problem.span > most
         for n in range(1, first + 1):
             total += float(self.memory[attrs["tensor"]][slot + self.along(attrs.get("step", 1), at, first - n), at.head])
-            if n > most:
+            if n > most and (alone or summed):
                 return -1
             if total <= -attrs["bound"]:
                 return n
-        longest = -(-max(self.problem.lengths) // sizes["C"])
-        return -1 if not alone and longest - self.problem.span > most and total * most > -attrs["bound"] * first else first
+        return -1 if summed and total * most > -attrs["bound"] * first else first
 
     def headed(self, at: _At, o: Op) -> _At:
         """The position of the head that `o` belongs to. A head past the last is the last one."""

@@ -801,10 +801,10 @@ op("resume", "the state from which a chunk of a tree starts: the tile of `tensor
    "stored. The second operand, the initial state, if the parent is negative. It and the tile in memory may have another dtype",
    _resumed, effect="read", attrs=("tensor", "parents", "transposed"), zero=zeros.all_operands)
 op("warm_up_length", "the warm-up length of a part, in chunks: the least n for which the sum of `tensor` over the n chunks "
-   "before the part is at most -`bound`. -1 if n is more than `most` times the chunks of a part, or more than these and `limit`. "
-   "If the sum stays above: all chunks back to the sequence's first; but -1 if the call has summaries and so many chunks like "
-   "these would not reach the bound. `longest`: instead, -1 if n is more than so many chunks. `step`: -1 if parts are of a walk "
-   "back. Without `tensor`: -1. "
+   "before the part is at most -`bound`. If the sum stays above: all chunks back to the sequence's first. If the call has "
+   "summaries: -1 if n is more than `most` times the chunks of a part, or more than these and `limit`, or if the sum stays above "
+   "and so many chunks like these would not reach the bound. `longest`: instead, -1 if n is more than so many chunks. `step`: -1 "
+   "if parts are of a walk back. Without `tensor`: -1. "
    "0 in the first part. `parts_ahead`: for the part this number of parts later; 0 past the last. `kept`: the tensor "
    "in which an earlier kernel stored it for all parts but the first, if that kernel ran",
    _scalar, effect="read",

@@ -61,7 +61,7 @@ class Asked:
     no lower bound. computed: whether kernels compute gates from numbers of a head, or norms of rows. of_eight: walks for each
     eight multiprocessors, rounded up, at most 9; 0 without a GPU. longest_share: tokens of the
     longest walk, in eighths of those that each multiprocessor has in all; 0 if the host does not know. rows: whether each
-    sequence is a row of the call's tensors.
+    sequence is a row of the call's tensors. uneven: whether the host knows that one sequence has more than twice the mean.
     """
 
     head_dims: tuple[int, int]
@@ -79,6 +79,7 @@ class Asked:
     of_eight: int = 0
     longest_share: int = 0
     rows: bool = False
+    uneven: bool = False
 
     @property
     def residuals(self) -> dict[str, str]:

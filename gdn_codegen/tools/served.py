@@ -21,10 +21,10 @@ from ..ir.interpret import TORCH
 from ..runtime import cache
 from ..runtime.build import Build, render
 from ..runtime.call import native_launcher
-from ..runtime.call.choose import size_of
 from ..runtime.call.device import Facts, described, facts
 from ..runtime.call.launch import chosen
 from ..runtime.call.request import DECODE_CHUNK, Call, Request
+from ..runtime.call.size import size_of
 from ..runtime.call.tables import Extent, least
 from ..runtime.load import cached, write
 from ..runtime.progress import under_way

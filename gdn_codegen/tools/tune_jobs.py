@@ -10,8 +10,9 @@ from typing import Any
 from ..ir.differentiate import derivative
 from ..runtime.build import Build
 from ..runtime.call import choose, choose_decode, gradient_builds, tables
-from ..runtime.call.device import SHARED_KIB
+from ..runtime.call.device import SHARED_KIB, Facts
 from ..runtime.call.request import DECODE_CHUNK, DEFAULT_CHUNK
+from ..runtime.call.size import size_of
 from ..runtime.call.tables import Extent
 from .candidates import candidates
 from .shapes import Shape
@@ -24,8 +25,8 @@ def shared_kib(names: Sequence[str]) -> int:
 
 def model_choice(about: Build, x: Extent, arch: str, units: int, kib: int = 0) -> Build:
     """The build that a call gets if no table has a row for it. kib: as in Facts."""
-    few, known = choose.splits(x, units, about.target), (x.lengths(units), x.of_eight(units), x.longest_share(units), x.rows)
-    found = (b.for_shared(kib) for b, _ in choose.modelled(about, arch, few, x.shape_class, None, x.shared, *known))
+    size = size_of(x, about.target, Facts("cuda", (), arch, units))
+    found = (b.for_shared(kib) for b, _ in choose.modelled(about, arch, size.few, x.shape_class, None, **size.known))
     return next(filter(choose.fits, found), about)
 
 

@@ -345,12 +345,10 @@ __device__ inline float warm_up_length(const float* totals, int stride, int chun
 // The chunks of a part that take the least time, at least `least`: each lane tries another number of parts of the longest
 // sequence. The model is that of the host (host/parts.py), with all lengths. All threads of a warp call it. All kernels of a call
 // have to find the same number, so times are whole numbers, of 64ths of a chunk.
-// instances: of a part. units: instances that run at a time, 0 for `least`. summed: 0 if no kernel makes summaries, so that no
-// part may begin after more than `most` parts, or more than its own chunks and `limit`. warm_up, longest: of a part's warm-up, and how
-// many more the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a
-// walk.
-__device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int summed,
-                                  int most, int limit, int warm_up, int longest, int split, int crowded, int start) {
+// instances: of a part. units: instances that run at a time, 0 for `least`. warm_up, longest: of a part's warm-up, and how many more
+// the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
+__device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int warm_up,
+                                  int longest, int split, int crowded, int start) {
   int lane = threadIdx.x % 32, walk = 0, shortest = 0x7fffffff, total = 0;
   if (units == 0) return least;
   for (int n = lane; n < sequences; n += 32) {
@@ -362,7 +360,6 @@ __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size
   walk = __reduce_max_sync(0xffffffffu, walk);
   shortest = __reduce_min_sync(0xffffffffu, shortest);
   total = __reduce_add_sync(0xffffffffu, total);
-  if (!summed) least = max(least, max((walk + most) / (most + 1), (walk - limit + 1) / 2));
   int tried = (walk + least - 1) / least;
   if (tried <= 1) return least;
   int of_walk = tried <= 32 ? min(lane + 1, tried) : 1 + lane * (tried - 1) / 31;
@@ -453,7 +450,6 @@ static __device__ __forceinline__ void store_tile(void *tile, const void *regist
 
 
 copy_cuda = T.copy
-start_copy_cuda = T.async_copy
 parallel_cuda = T.Parallel
 blocks_at_least_cuda = T.annotate_min_blocks_per_sm
 start_next_kernel_cuda = T.pdl_trigger
@@ -463,16 +459,23 @@ fragment_cuda = T.alloc_fragment
 barrier_cuda = T.sync_threads
 
 
+def async_parallel_cuda(*extents):
+    """A loop over a tile in shared memory whose assignments are asynchronous copies from global memory, of up to 16 bytes each. A
+    copy whose condition does not hold (`T.if_then_else` with 0) reads nothing and writes zeros, so that no thread waits in a
+    branch. `commit_copy` follows. The annotations are those of TileLang's `T.Parallel(prefer_async=True)` and `T.async_copy`."""
+    return T.Parallel(*extents, annotations={"parallel_prefer_async": True, "parallel_async_without_async_commit_wait": True})
+
+
+def commit_copy_cuda():
+    """Make one copy, for `wait_copies`, of what was started since the last one."""
+    return T.ptx_commit_group()
+
+
 @T.macro
 def wait_copies_cuda(pending=0):
     """All threads wait for all asynchronous copies, but for so many that were started last."""
     T.ptx_wait_group(pending)
     T.sync_threads()
-
-
-def no_copy_cuda():
-    """In the place of a copy: what `wait_copies` counts as one that is complete."""
-    return T.ptx_commit_group()
 
 
 @T.macro
@@ -523,11 +526,10 @@ def find_sequence_cuda(cu_seqlens, slot, sequences, size):
 
 
 @T.macro
-def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, summed, costs):
+def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, costs):
     """The chunks of a part that take the least time for these lengths, at least `least`. costs: those of Kernel.spans."""
     T.import_source(HELPERS)
-    return T.call_extern("int32", "part_chunks", cu_seqlens.access_ptr("r"), sequences, size, least, instances, units, summed,
-                         *costs)
+    return T.call_extern("int32", "part_chunks", cu_seqlens.access_ptr("r"), sequences, size, least, instances, units, *costs)
 
 
 @T.macro
@@ -616,15 +618,14 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
-        as_sums=as_sums_cuda, barrier=barrier_cuda, below_diagonal=below_diagonal_cuda,
-        blocks_at_least=blocks_at_least_cuda, copy=copy_cuda, cumsums=cumsums_cuda,
-        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda,
-        gemm=gemm_sm_90a, kernel=kernel_cuda, load_transposed=load_transposed_cuda, no_copy=no_copy_cuda,
+        as_sums=as_sums_cuda, async_parallel=async_parallel_cuda, barrier=barrier_cuda,
+        below_diagonal=below_diagonal_cuda, blocks_at_least=blocks_at_least_cuda, commit_copy=commit_copy_cuda,
+        copy=copy_cuda, cumsums=cumsums_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
+        fragment=fragment_cuda, gemm=gemm_sm_90a, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
         parallel=parallel_cuda, part_chunks=part_chunks_cuda, shared=shared_cuda, staged=staged_cuda,
-        start_copy=start_copy_cuda, start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda,
-        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
-        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length_cuda,
-        whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
+        start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda, store_tile=store_tile_cuda,
+        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
+        warm_up_length=warm_up_length_cuda, whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
 }
 
 
@@ -685,44 +686,33 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
-                if rows >= C:
-                    t.start_copy(beta_in[b, row:row + C, hv], vector_C_1)
-                    t.start_copy(beta_in[b, row:row + C, hv + 1], vector_C_2)
-                    t.start_copy(beta_in[b, row:row + C, hv + 2], vector_C_3)
-                    t.start_copy(beta_in[b, row:row + C, hv + 3], vector_C_4)
-                    t.start_copy(g_in[b, row:row + C, hv], g_then_valid_F)
-                    t.start_copy(g_in[b, row:row + C, hv + 1], vector_C_6)
-                    t.start_copy(g_in[b, row:row + C, hv + 2], g_h2)
-                    t.start_copy(g_in[b, row:row + C, hv + 3], g_h3)
-                    t.start_copy(k_in[b, row:row + C, h, 0:K], k)
-                else:
-                    for i in t.parallel(C):
-                        vector_C_1[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
-                    for i in t.parallel(C):
-                        vector_C_2[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 1], 0)
-                    for i in t.parallel(C):
-                        vector_C_3[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 2], 0)
-                    for i in t.parallel(C):
-                        vector_C_4[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 3], 0)
-                    for i in t.parallel(C):
-                        g_then_valid_F[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
-                    for i in t.parallel(C):
-                        vector_C_6[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 1], 0)
-                    for i in t.parallel(C):
-                        g_h2[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 2], 0)
-                    for i in t.parallel(C):
-                        g_h3[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 3], 0)
-                    for i, j in t.parallel(C, K):
-                        k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
-                    t.no_copy()
-                    t.no_copy()
-                    t.no_copy()
-                    t.no_copy()
-                    t.no_copy()
-                    t.no_copy()
-                    t.no_copy()
-                    t.no_copy()
-                    t.no_copy()
+                for i in t.async_parallel(C):
+                    vector_C_1[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv], 0)
+                t.commit_copy()
+                for i in t.async_parallel(C):
+                    vector_C_2[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 1], 0)
+                t.commit_copy()
+                for i in t.async_parallel(C):
+                    vector_C_3[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 2], 0)
+                t.commit_copy()
+                for i in t.async_parallel(C):
+                    vector_C_4[i] = T.if_then_else(i < rows, beta_in[b, row + i, hv + 3], 0)
+                t.commit_copy()
+                for i in t.async_parallel(C):
+                    g_then_valid_F[i] = T.if_then_else(i < rows, g_in[b, row + i, hv], 0)
+                t.commit_copy()
+                for i in t.async_parallel(C):
+                    vector_C_6[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 1], 0)
+                t.commit_copy()
+                for i in t.async_parallel(C):
+                    g_h2[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 2], 0)
+                t.commit_copy()
+                for i in t.async_parallel(C):
+                    g_h3[i] = T.if_then_else(i < rows, g_in[b, row + i, hv + 3], 0)
+                t.commit_copy()
+                for i, j in t.async_parallel(C, K):
+                    k[i, j] = T.if_then_else(i < rows, k_in[b, row + i, h, j], 0)
+                t.commit_copy()
                 t.wait_copies(5)
                 for i in t.parallel(C):
                     beta_ws[slot, hv, i] = vector_C_1[i]
@@ -883,16 +873,7 @@ def S_offset_kernel(t):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             span = T.alloc_var(
                 T.int32,
-                init=t.part_chunks(
-                    cu_seqlens,
-                    ends - 1,
-                    C,
-                    least_span,
-                    part_instances,
-                    units,
-                    summed,
-                    (8, 50, 192, 160, 123, 90, 77),
-                ),
+                init=t.part_chunks(cu_seqlens, ends - 1, C, least_span, part_instances, units, (192, 160, 123, 90, 77)),
             )
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
@@ -935,7 +916,11 @@ def S_offset_kernel(t):
                     start // C + n,
                     hv,
                     T.if_then_else((first + span) * C < length, first + span, 0),
-                    T.min(8 * span, span + 50),
+                    T.if_then_else(
+                        summed != 0,
+                        T.min(8 * span, span + 50),
+                        T.if_then_else((first + span) * C < length, first + span, 0),
+                    ),
                     11.090355,
                     summed,
                 )
@@ -947,7 +932,7 @@ def S_offset_kernel(t):
                         start // C + n,
                         hv,
                         first,
-                        T.min(8 * span, span + 50),
+                        T.if_then_else(summed != 0, T.min(8 * span, span + 50), first),
                         11.090355,
                         summed,
                     )
@@ -1093,16 +1078,7 @@ def S_factor_kernel(t):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             span = T.alloc_var(
                 T.int32,
-                init=t.part_chunks(
-                    cu_seqlens,
-                    ends - 1,
-                    C,
-                    least_span,
-                    part_instances,
-                    units,
-                    summed,
-                    (8, 50, 192, 160, 123, 90, 77),
-                ),
+                init=t.part_chunks(cu_seqlens, ends - 1, C, least_span, part_instances, units, (192, 160, 123, 90, 77)),
             )
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
@@ -1143,7 +1119,7 @@ def S_factor_kernel(t):
                     start // C + n,
                     hv,
                     first,
-                    T.min(8 * span, span + 50),
+                    T.if_then_else(summed != 0, T.min(8 * span, span + 50), first),
                     11.090355,
                     summed,
                 )
@@ -1152,7 +1128,11 @@ def S_factor_kernel(t):
                     start // C + n,
                     hv,
                     T.if_then_else((first + span) * C < length, first + span, 0),
-                    T.min(8 * span, span + 50),
+                    T.if_then_else(
+                        summed != 0,
+                        T.min(8 * span, span + 50),
+                        T.if_then_else((first + span) * C < length, first + span, 0),
+                    ),
                     11.090355,
                     summed,
                 )
@@ -1279,16 +1259,7 @@ def S_start_kernel(t):
             t.start_next_kernel()
             span = T.alloc_var(
                 T.int32,
-                init=t.part_chunks(
-                    cu_seqlens,
-                    ends - 1,
-                    C,
-                    least_span,
-                    part_instances,
-                    units,
-                    summed,
-                    (8, 50, 192, 160, 123, 90, 77),
-                ),
+                init=t.part_chunks(cu_seqlens, ends - 1, C, least_span, part_instances, units, (192, 160, 123, 90, 77)),
             )
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
@@ -1319,7 +1290,7 @@ def S_start_kernel(t):
                     start // C + n,
                     hv,
                     first,
-                    T.min(8 * span, span + 50),
+                    T.if_then_else(summed != 0, T.min(8 * span, span + 50), first),
                     11.090355,
                     summed,
                 )
@@ -1329,7 +1300,11 @@ def S_start_kernel(t):
                         start // C + n,
                         hv,
                         T.if_then_else((first + span) * C < length, first + span, 0),
-                        T.min(8 * span, span + 50),
+                        T.if_then_else(
+                            summed != 0,
+                            T.min(8 * span, span + 50),
+                            T.if_then_else((first + span) * C < length, first + span, 0),
+                        ),
                         11.090355,
                         summed,
                     )
@@ -1408,16 +1383,7 @@ def o_S_kernel(t):
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
             span = T.alloc_var(
                 T.int32,
-                init=t.part_chunks(
-                    cu_seqlens,
-                    ends - 1,
-                    C,
-                    least_span,
-                    part_instances,
-                    units,
-                    summed,
-                    (8, 50, 192, 160, 123, 90, 77),
-                ),
+                init=t.part_chunks(cu_seqlens, ends - 1, C, least_span, part_instances, units, (192, 160, 123, 90, 77)),
             )
             size = C * span
             n = t.find_sequence(cu_seqlens, part, ends - 1, size)
@@ -1489,7 +1455,7 @@ def o_S_kernel(t):
                     start // C + n,
                     hv,
                     first,
-                    T.min(8 * span, span + 50),
+                    T.if_then_else(summed != 0, T.min(8 * span, span + 50), first),
                     11.090355,
                     summed,
                 )
@@ -2424,6 +2390,9 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
 
 #: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
 TAIL = 0.4
+#: Parts of uneven sequences are taken if they save an eighth of the time of whole ones, by the model. Of 371 packs on an H200
+#: that it would split otherwise, 6 then take more than 1.2 times as long as the fastest build, instead of 12.
+SAVING = 0.875
 #: The most sequences whose lengths a kernel compares to choose the chunks of a part. With more it would take as long as a chunk.
 COMPARED = 256
 #: Where kernels choose the chunks of a part, they choose at least so many that parts fill the GPU once, and of long sequences
@@ -2442,14 +2411,15 @@ class _Lengths:
     """What a host knows of the sequences of a call, in chunks.
 
     longest: the longest sequence. others, rest: how many others there are, and how long each of them is. possible: the longest
-    that summaries are needed for. The values of cu_seqlens may change after the choice, so that is one with all tokens, except
-    where kernels choose the chunks of a part.
+    that summaries may be needed for. The values of cu_seqlens may change after the choice, so that is one with all tokens, except
+    where kernels choose the chunks of a part (`chosen`).
     """
 
     longest: int
     others: int
     rest: float
     possible: int
+    chosen: bool = False
 
 
 def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int, chosen: bool = False) -> _Lengths:
@@ -2464,21 +2434,24 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
     if not packed:
         return _Lengths(possible, sequences - 1, possible, possible)
     if not longest or sequences == 1:
-        return _Lengths(possible, 0, 0, possible)
+        return _Lengths(possible, 0, 0, possible, chosen and sequences > 1)
     if 8 * longest * sequences <= 9 * tokens:
-        return _Lengths(-(-tokens // (chunk * sequences)), sequences - 1, -(-tokens // (chunk * sequences)), possible)
+        mean = -(-tokens // (chunk * sequences))
+        return _Lengths(mean, sequences - 1, mean, mean if chosen else possible, chosen)
     longest = min(tokens, longest)
     chunks = -(-longest // chunk)
     rest = max(1, (tokens - longest) / (chunk * (sequences - 1)) + .5)  # the last chunk of a sequence is half full on average
-    return _Lengths(chunks, sequences - 1, rest, chunks if chosen else possible)
+    return _Lengths(chunks, sequences - 1, rest, chunks if chosen else possible, chosen)
 
 
-def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost) -> bool:
-    """True if some part of a sequence of `chunks` chunks may need a summary of the parts before it.
+def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost, chosen: bool = False) -> bool:
+    """True if warm-ups of a sequence of `chunks` chunks may take more time than summaries of the parts before.
 
-    span: chunks of a part. most: the longest warm-up, in parts.
+    span: chunks of a part. most: the longest warm-up, in parts. chosen: whether kernels choose the chunks of a part. This is a
+    matter of time alone: without summaries a warm-up may reach back to the start of the sequence, however far that is. (The last
+    part, which is shorter, may begin later than is counted here.)
     """
-    return chunks - span > min(most * span, span + cost.warm_up_limit)
+    return 2 * chunks > 3 * cost.warm_up_limit if chosen else chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
 def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
@@ -2503,7 +2476,7 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
         walk, share = walk + cost.start_chunks, (total + walks * cost.start_chunks) * instances / units
         return max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 
-    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
+    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us * (1 if even else SAVING)
     for n in range(2, x.longest + 1):
         span = -(-x.longest // n)
         of_longest = -(-x.longest // span)
@@ -2515,7 +2488,7 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
             warm_up = min(cost.warm_up_chunks, before)
             done = makespan(span + warm_up, parts, chunks + (parts - sequences) * warm_up, cost.crowded)
             us = cost.split_us + (done + min(cost.longest_warm_up_chunks, before - warm_up)) * cost.chunk_us
-            if _needs_summaries(x.possible, span, most, cost):
+            if _needs_summaries(x.possible, span, most, cost, x.chosen):
                 us += summaries * cost.idle_us  # most heads need none
                 if span < cost.least_part_chunks:
                     us += 3 * span * cost.summary_us
@@ -2691,7 +2664,8 @@ class Plan:
                                        self.longest)
             chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
             longest = self.longest if chooses and self.longest else self.tokens
-            self.summed = int(bool(t.summaries) and _needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost))
+            self.summed = int(bool(t.summaries) and _needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost,
+                                                                     chooses))
             chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
             if chooses:
                 self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
@@ -3180,8 +3154,9 @@ class Host:
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
-            if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost):
-                if self.chooses_parts(torch.device(device), True, sequences) and not self.saves_little(tokens, value_heads):
+            chooses = self.chooses_parts(torch.device(device), True, sequences)
+            if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost, chooses):
+                if chooses and not self.saves_little(tokens, value_heads):
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         if t.pipelined:

@@ -12,6 +12,7 @@ import torch
 from reference import call, check, expected, in_parts, module, problem, rms_error
 
 from gdn_codegen.cli import main
+from gdn_codegen.host.parts import _needs_summaries
 from gdn_codegen.passes.cut.partition import BOUND
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.load import function
@@ -155,6 +156,19 @@ def test_how_early_walks_begin(target, span, monkeypatch):
     host.plans.clear()
 
 
+@pytest.mark.parametrize("target, chunk, span, chunks", [("triton", 64, 8, 65), ("tilelang", 16, 201, 403)])
+def test_without_summaries_a_warm_up_has_no_limit(target, chunk, span, chunks):
+    """A sequence's last part may be short. It then begins later than the longest warm-up of a call that has summaries, which is
+    50 chunks of 64 tokens more than a part. This call has none, and the head never forgets."""
+    pytest.importorskip(target)
+    fn = function(Build(target, chunk, schedule=replace(named("replay"), partition="decay"), dtype="float16",
+                        head_dim_k=16, head_dim_v=16))
+    cost, most = fn.__globals__["HOST"].tables.part_cost, fn.__globals__["HOST"].tables.most
+    begins = (chunks - 1) // span * span
+    assert begins > min(most * span, span + cost.warm_up_limit) and not _needs_summaries(chunks, span, most, cost)
+    check(in_parts(fn, span), problem([chunks * chunk], 1, 1, 16, 16, torch.float16, gate=0.0), tolerance=TIGHT["float16"])
+
+
 def test_number_of_parts(monkeypatch):
     """Chosen by the cost model on a GPU: a long sequence in as many parts as fill it, a batch that fills it in none."""
     for how in ("exact", "decay"):
@@ -220,8 +234,7 @@ MUTATIONS = {
         "a warm-up of a chunk less": (r"begin = first - tl\.maximum\(warm_up, 0\)", "begin = first - tl.maximum(warm_up - 1, 0)"),
         "a warm-up that stores": (r"if t >= first:", "if True:"),
         "no fallback": (r"if warm_up < 0:", "if False:"),
-        "no summaries": (r"skipped = \*\(\(\) if self\.summed else t\.summaries\)",
-                         "self.ints['summed'] = 0\n        skipped = *t.summaries"),
+        "no summaries": (r"skipped = \*\(\(\) if self\.summed else t\.summaries\)", "skipped = *t.summaries"),
     },
     ("triton", "longest first"): {
         "one instance for two": (r"instances \*= .*", "pass"),

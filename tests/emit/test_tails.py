@@ -1,11 +1,15 @@
 """Rows of ragged tails in shared memory: the device functions, compiled for the CPU, against TileLang's swizzled layout."""
 import ctypes
 import itertools
+import re
 import subprocess
 
 import pytest
+from reference import module
 
 from gdn_codegen.emit.tilelang import functions
+from gdn_codegen.runtime.build import Build, lowered, render
+from gdn_codegen.schedule import varied
 from gdn_codegen.targets import machine
 
 tilelang = pytest.importorskip("tilelang")
@@ -73,3 +77,23 @@ def test_the_first_rows_are_stored_and_no_others(tails, places, count):
     for row in range(ROWS):
         stored = [1 + row * 256 + n for n in range(columns)] if row < count else [0] * columns
         assert to[row * STRIDE:row * STRIDE + columns] == stored and not any(to[row * STRIDE + columns:(row + 1) * STRIDE])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch, schedule, dtype", [("sm_90a", varied("operand_walk", "sm_90a", v_block=64), "bfloat16"),
+                                                   ("sm_80", varied("prepared"), "float32")], ids=["sm_90a", "sm_80"])
+def test_kernels_over_chunks_copy_the_rows_that_a_chunk_has(arch, schedule, dtype):
+    """Each load of tokens is one row of asynchronous copies, with the length in their condition, and no other load."""
+    b = Build("tilelang", 64, schedule=schedule, dtype=dtype, arch=arch if arch == "sm_90a" else "")
+    m, k = module(render(b)), lowered(b).kernels[0]
+    loads = [o for o in k.ops if o.kind == "load" and o.attr("channel")]
+    target = {"kind": "cuda", "arch": arch}
+    with tilelang.tvm.target.Target(target), tilelang.tvm.transform.PassContext(config=m._launcher.passes[k.name]):
+        source = tilelang.lower(m._launcher.program(k.name), target=target).kernel_source
+    body = source[source.rindex('extern "C" __global__'):]
+    copies = re.findall(r"cp_async_gs_conditional<(?:4|16)>\(.*\);", body)
+    assert k.grid == "chunks" and len(loads) == len(copies) == body.count("cp_async_commit()") >= 3
+    assert all("length" in x[x.rindex("])), ("):] for x in copies)
+    inputs = "|".join(o.attr("tensor") for o in loads)
+    others = [x for x in body.splitlines()[1:] if re.search(rf"\b(?:{inputs})_in\b", x) and "cp_async" not in x]
+    assert not [x for x in others if not x.lstrip().startswith('extern "C"')]

@@ -12,6 +12,7 @@ from gdn_codegen.passes.storage.stored_values import StoredValues
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.runtime.call.device import Facts
+from gdn_codegen.runtime.call.size import size_of
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.schedule import ScheduleError, varied
 
@@ -171,7 +172,7 @@ def test_dispatch_takes_it_where_other_walks_do_not_fit(page, walks, want, few):
 def test_halves_of_v_are_for_few_walks_of_a_gpu(walks, v_block, early):
     """Each half loads the tiles with columns of K, so that halves of many walks wait for memory. Then outputs come last."""
     extent, on = Extent(walks, walks, 1, 8192), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
-    size = choose.size_of(extent, "tilelang", on)
+    size = size_of(extent, "tilelang", on)
     b = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16")
     options = choose.modelled(b, "sm_90a", False, size.shape_class, None, of_eight=size.of_eight)
     plan = next(b for b, _ in options if choose.fits(b)).plan
@@ -238,7 +239,7 @@ def test_the_largest_of_a_vector_is_an_array_of_one():
 def test_few_walks_with_one_gate_for_a_head(page, walks, tokens, sizes, want):
     """In halves of V with early outputs, where walks times tokens are few. A page that keeps all it holds was not timed."""
     extent, on = Extent(walks, walks, 1, tokens), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
-    size = choose.size_of(extent, "tilelang", on)
+    size = size_of(extent, "tilelang", on)
     b = Build("tilelang", algorithm=page, dtype="bfloat16", head_dim_k=sizes, head_dim_v=sizes)
     options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, of_eight=size.of_eight)
     plan = next(b for b, _ in options if choose.fits(b)).plan

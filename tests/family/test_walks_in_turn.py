@@ -31,6 +31,7 @@ from gdn_codegen.prove.rings import check_ring, check_rings
 from gdn_codegen.runtime.build import Build, lowered, render
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.runtime.call.device import Facts
+from gdn_codegen.runtime.call.size import size_of
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.runtime.load import module
 from gdn_codegen.schedule import ScheduleError, varied
@@ -287,9 +288,9 @@ def chosen(walks, tokens, accept="g=floored", chunk=None, dtype="bfloat16", page
     """What dispatch takes for `walks` sequences with one value head, of so many tokens each, on 132 multiprocessors. fields: of
     the call's extent."""
     on, x = Facts("cuda", ("NVIDIA H200",), "sm_90a", 132), Extent(1, 1, walks, walks * tokens, **fields)
-    size = choose.size_of(x, "tilelang", on)
+    size = size_of(x, "tilelang", on)
     b = Build("tilelang", algorithm=page, dtype=dtype, contract=Contract.parse(accept) if accept else Contract())
-    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, chunk, 1, size.lengths, size.of_eight, size.longest_share)
+    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, chunk, **size.known)
     found = next(b for b, _ in options if choose.fits(b))
     return found.plan.name, found.chunk, found.plan.v_block
 
@@ -339,7 +340,7 @@ def test_halves_of_values_have_it_where_each_has_a_multiprocessor():
 def test_calls_of_a_hopper_get_it(sequences, tokens, HV):
     """As dispatch sees a call's extent, longest sequences first where there are more walks than multiprocessors."""
     extent, on = Extent(HV, HV, sequences, tokens, packed=sequences > 1), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
-    size = choose.size_of(extent, "tilelang", on)
+    size = size_of(extent, "tilelang", on)
     b = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16", contract=Contract(inputs=(("g", "floored"),)))
     options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, of_eight=size.of_eight,
                               longest_share=size.longest_share)

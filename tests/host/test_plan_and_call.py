@@ -167,7 +167,7 @@ def test_parts_are_the_hosts_where_lengths_are_known_or_many_or_little_is_saved(
 
 
 @pytest.mark.parametrize("lengths, value_heads, finest", [
-    ([16384] * 4, 4, 32), ([64] * 12, 4, 2), ([16384] * 8, 64, 331), ([2048] * 3, 64, 32)])
+    ([16384] * 4, 4, 32), ([64] * 12, 4, 1), ([16384] * 8, 64, 331), ([2048] * 3, 64, 32)])
 def test_of_packs_kernels_choose_parts_and_get_instances_for_the_shortest(lengths, value_heads, finest, monkeypatch):
     """As many as run at a time, or three times as many if they are long."""
     instances, (_, of_part, units), plan = in_parts(monkeypatch, lengths, value_heads=value_heads)

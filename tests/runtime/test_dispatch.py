@@ -284,6 +284,15 @@ def test_the_longest_sequence_decides_where_the_host_knows_it(gpu, x, want):
     assert (ask(x).build.plan.partition is not None) == want
 
 
+@pytest.mark.parametrize("x, want", [
+    (Extent(8, 8, 16, 65536, True), "fused_walk"), (Extent(8, 8, 16, 65536, True, 32768), "walk"),
+    (Extent(16, 16, 1, 65536, True, 65536), "fused_walk"), (Extent(16, 16, 16, 131072, True, 65536), "fused_walk")])
+def test_long_parts_of_uneven_sequences_read_inverses(gpu, x, want):
+    """Their warm-ups would compute them again. One sequence is even, and so are long packs of many walks."""
+    plan = ask(x).build.plan
+    assert (plan.name, plan.partition) == (want, "decay")
+
+
 def test_rows_do_not_serve_a_pack_that_is_known_to_be_uneven(gpu):
     gpu.append(row(STAGES, Extent(8, 8, 16, 16384)))
     for longest, want in ((0, True), (1024, True), (2048, True), (12288, False)):

@@ -9,6 +9,7 @@ from gdn_codegen.cli_parser import parser
 from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import choose
 from gdn_codegen.runtime.call.device import Facts
+from gdn_codegen.runtime.call.size import Size
 from gdn_codegen.runtime.call.tables import Extent
 from gdn_codegen.targets import DEFAULT_SCHEDULE
 
@@ -31,7 +32,7 @@ def test_it_is_what_a_call_gets_there(target, gpu, more, monkeypatch):
     wide, dtype = int(said.get("--head-dim-k", 128)), getattr(torch, said.get("--dtype", "float16"))
     choose.kept_choice.cache_clear()
     asked = a_call(Extent(1, 1, 1, 1), dtype, "cuda", (wide, wide), chunk_size=64 if "--chunk" in said else None)
-    want = choose.kept_choice(asked, target, choose.Size((0, 0, 0), "--partition" in said),
+    want = choose.kept_choice(asked, target, Size((0, 0, 0), "--partition" in said),
                               Facts("cuda", (f"a {gpu}",), HOPPER[gpu])).build
     choose.kept_choice.cache_clear()
     if target == "tilelang" and not want.arch:  # a module for Hopper alone there is none

@@ -59,7 +59,7 @@ class Head(Tiles):
             out.append(("h", "T.truncdiv(hv, T.truncdiv(HV, H))", True))
         found = {"chunks": ("slot", "C"), "parts": ("part", "size")}.get(self.k.grid) if not self.k.by_part else None
         if self.k.spans:
-            about = f"{INSTANCES}, {UNITS}, {SUMMED}, {self.k.spans}"
+            about = f"{INSTANCES}, {UNITS}, {self.k.spans}"
             out.append(("span", f"t.part_chunks(cu_seqlens, ends - 1, C, least_span, {about})", True))
         out += [("size", "C * span", False)] if self.k.grid == "parts" else []
         out += [("n", "T.truncdiv(of_part, span)", True)] if self.k.grid == "chunks" and self.k.by_part else []

@@ -111,25 +111,15 @@ def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -
 
 @rule("load", statement=True)
 def load(w: KernelWriter, o: Op, *operands: Value) -> None:
-    """A load: an asynchronous copy for a whole chunk, and a loop over the elements otherwise."""
+    """A load: an asynchronous copy, of rows of tokens each if the chunk has it, or a loop over the elements."""
     if not o.attr("channel"):
         fill(w, o, *operands)
-        return
-    if w.p.tensor(o.attr("tensor")).index != "token":
-        _copy(w, o)
-    elif row := w.gather(o):  # one condition for all of them
-        w.line(f"if {w.use('rows')} >= {w.dim('C')}:")
-        w.w.indent += 1
-        for x in row:
-            _copy(w, x)
-        w.w.indent -= 1
-        w.line("else:")
-        w.w.indent += 1
-        for x in row:
-            fill(w, x)
-        if any(y.attr("pending") for y in w.k.ops):
-            w.w(*["t.no_copy()"] * len(row))
-        w.w.indent -= 1
+    elif (t := w.p.tensor(o.attr("tensor"))).index == "token":
+        fill(w, o, order="async_parallel")
+        w.line("t.commit_copy()")
+    else:
+        w.about(o)
+        w.line(f"t.start_copy({w.tile(t, o.attr('piece', ()))}, {w.whole(o.buffer)})")
 
 
 def in_memory(o: Op, index: tuple[str, ...]) -> tuple[str, ...]:
@@ -139,16 +129,12 @@ def in_memory(o: Op, index: tuple[str, ...]) -> tuple[str, ...]:
     return (FIRST, *index) if o.attr("one_token") and not o.attr("tokens") else index[::-1] if o.attr("transposed") else index
 
 
-def _copy(w: KernelWriter, o: Op) -> None:
-    w.about(o)
-    w.line(f"t.start_copy({w.tile(w.p.tensor(o.attr('tensor')), o.attr('piece', ()))}, {w.whole(o.buffer)})")
-
-
-def fill(w: KernelWriter, o: Op, *operands: Value, branch: bool = False) -> None:
+def fill(w: KernelWriter, o: Op, *operands: Value, branch: bool = False, order: str = "") -> None:
     """A load by a loop over the elements. branch: a tile whose condition does not hold becomes zero in a loop of its own. That is
-    shorter code than a condition for each element."""
+    shorter code than a condition for each element. order: the device function for the loop, if not that of other loops."""
     assert o.type is not None
     w.about(o)
+    w.order = order or w.order
     t, to = w.p.tensor(o.attr("tensor")), w.stored(o.type.dims, o.buffer)
     when = w.when(t, o) + [f"{x.at()} < 0" for x in operands[:1]]
     if operands[1:] and operands[1].buffer != o.buffer:  # the value if the condition does not hold
@@ -246,7 +232,8 @@ def store(w: KernelWriter, o: Op, x: Value) -> None:
 def warm_up_length(w: KernelWriter, o: Op) -> None:
     """The number of chunks before its part at which a walk begins. -1 if the part starts from the state that the fold computes.
 
-    With `kept`, the text loads the length that an earlier kernel stored, if that kernel ran.
+    Where a call has no summaries, no kernel computes that state, so that no limit holds. With `kept`, the text loads the length
+    that an earlier kernel stored, if that kernel ran.
     """
     ahead, name, has_next = o.attr("parts_ahead", 0), o.attr("tensor"), "(first + span) * C < length"
     if name is None:
@@ -258,7 +245,7 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
         # a walk back begins at the last chunk
         last, back = ("", "") if o.attr("step", 1) > 0 else (" + T.ceildiv(length, C) - 1", ", -1")
         longest = o.attr("longest")
-        most = longest or f"T.min({o.attr('most')} * span, span + {o.attr('limit')})"
+        most = longest or f"T.if_then_else({SUMMED} != 0, T.min({o.attr('most')} * span, span + {o.attr('limit')}), {chunks})"
         text = (f"t.warm_up_length({w.params[name]}, start // C + n{last}, hv, {chunks}, {most}, {o.attr('bound')}, "
                 f"{0 if longest else SUMMED}{back})")
     if o.attr("kept"):

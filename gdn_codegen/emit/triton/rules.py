@@ -257,7 +257,8 @@ def _nested(w: KernelWriter, when: list[str], text: str) -> None:
 def warm_up_length(w: KernelWriter, o: Op) -> Text:
     """The number of chunks before its part at which a walk begins. -1 if the part starts from the state that the fold computes.
 
-    With `kept`, the text loads the length that an earlier kernel stored, if that kernel ran.
+    Where a call has no summaries, no kernel computes that state, so that no limit holds. With `kept`, the text loads the length
+    that an earlier kernel stored, if that kernel ran.
     """
     ahead, name = o.attr("parts_ahead", 0), o.attr("tensor")
     if name is None:
@@ -267,7 +268,7 @@ def warm_up_length(w: KernelWriter, o: Op) -> Text:
     chunks = "tl.where(first + size < length, (first + size) // C, 0)" if ahead else "first // C"
     last, stride = ("", "HV") if o.attr("step", 1) > 0 else (" + tl.cdiv(length, C) - 1", "-HV")  # of a walk back the first chunk
     at = f"{name}_ptr + ((start // {w.use('C')} + n{last}) * HV + hv)"
-    most = f"tl.minimum({o.attr('most')} * span, span + {o.attr('limit')})"
+    most = f"tl.where({w.use(SUMMED)} != 0, tl.minimum({o.attr('most')} * span, span + {o.attr('limit')}), {chunks})"
     found = f"warm_up_length({at}, {stride}, {chunks}, {most}, {o.attr('bound')}, {w.use(SUMMED)})"
     if not o.attr("kept"):
         return Text(found)

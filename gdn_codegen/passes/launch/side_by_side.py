@@ -4,7 +4,6 @@
   enough warps.
 - Two `decayed_pairs` in a row with the same second operand and sums share what scales their operands. Of three or more in a row
   none are marked.
-- Asynchronous copies of rows of tokens that start together check once whether the chunk is full.
 
 The marked ops are neighbours, and each mark says how many there are. `check_storage` checks that no op of such a row writes
 what another one reads.
@@ -44,27 +43,13 @@ def _inside(p: Program, k: Kernel, loop: Loop, device: Device) -> Loop:
 
 
 def _marked(p: Program, k: Kernel, body: tuple[Stmt, ...], device: Device) -> tuple[Stmt, ...]:
-    """The body with marks on neighbouring ops that run side by side. Loads of tokens are moved next to each other, but not in a
-    kernel over chunks, whose waits count the copies that come later."""
+    """The body with marks on neighbouring ops that run side by side."""
     out: list[Stmt] = []
-
-    def copied(o: Stmt) -> bool:
-        return isinstance(o, Op) and bool(o.attr("channel")) and p.tensor(o.attr("tensor")).index == "token"
-
     for kind, run in groupby(body, lambda s: s.kind if isinstance(s, Op) else ""):
-        ops = list(run)
-        if kind == "load" and k.grid == "chunks":
-            for of_tokens, some in ((x, list(y)) for x, y in groupby(ops, copied)):
-                out += [_mark(o, len(some)) for o in some if isinstance(o, Op)] if of_tokens else some
-        elif kind == "load":
-            tokens = [o for o in ops if isinstance(o, Op) and copied(o)]
-            last = ops.index(tokens[-1]) if tokens else 0
-            out += [*(o for o in ops[:last] if o not in tokens), *(_mark(o, len(tokens)) for o in tokens)]
-            out += [o for o in ops[last:] if o not in tokens]
-        elif kind and _beside(p, k, [o for o in ops if isinstance(o, Op)], device):
-            out += [_mark(o, len(ops)) for o in ops if isinstance(o, Op)]
-        else:
-            out += ops
+        row = list(run)
+        ops = [o for o in row if isinstance(o, Op)]
+        beside = bool(kind) and _beside(p, k, ops, device)
+        out += [o.with_attrs(**{BESIDE: len(ops)}) for o in ops] if beside else row
     return tuple(out)
 
 
@@ -77,8 +62,3 @@ def _beside(p: Program, k: Kernel, ops: list[Op], device: Device) -> bool:
     if not (one.kind == "cumsum" and p.sizes["C"] % WARP == 0) and not over(one, device):
         return False
     return len(ops) in ROWS and WARP * len(ops) <= k.threads and all(o.attrs == one.attrs for o in ops)
-
-
-def _mark(o: Op, n: int) -> Op:
-    """The op with the number of ops that run side by side, if that is more than 1."""
-    return o.with_attrs(**{BESIDE: n}) if n > 1 else o

@@ -11,16 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import Groups
-from ...devices.part_cost import ALL_PARTS, of_chunks, of_short
+from ...devices.part_cost import of_chunks, of_short
 from ...ir.core import Program
-from ..cut.partition import longest_warm_up
 from ..stage import takes
 
 
 @takes("placed")
 def spans(p: Program, device: Groups) -> Program:
-    """`p` with the costs of parts in its kernels over parts that may start with a warm-up: the longest warm-up, in parts and in
-    chunks more than a part, and times in 64ths of a chunk."""
+    """`p` with the costs of parts in its kernels over parts that may start with a warm-up, in 64ths of the time of a chunk."""
     forward = all(k.step > 0 for k in p.kernels)
     warms_up = any(o.kind == "warm_up_length" and o.attr("tensor") for k in p.kernels for o in k.ops)
     if device.part_cost is None or not (forward and warms_up):
@@ -28,5 +26,5 @@ def spans(p: Program, device: Groups) -> Program:
     short = any(o.attr("longest") for k in p.kernels for o in k.ops)
     c = (of_short if short else of_chunks)(device.part_cost, p.sizes["C"])
     costs = c.warm_up_chunks, c.longest_warm_up_chunks, c.split_us / c.chunk_us, c.crowded, c.start_chunks
-    spans = (ALL_PARTS if short else longest_warm_up(device), c.warm_up_limit, *(round(64 * x) for x in costs))
+    spans = tuple(round(64 * x) for x in costs)
     return p.map_kernels(lambda k: replace(k, spans=spans) if k.grid == "parts" else k)

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from ... import targets
-from ...host.parts import _cheapest_span, _lengths
 from ...schedule import ScheduleError, varied
 from ...targets import DEFAULT_SCHEDULE
 from ...targets.candidates import Asked, Candidate, Lengths, several
@@ -27,7 +25,7 @@ from .device import Facts, facts
 from .page_facts import page_facts
 from .pairs import of_candidate
 from .request import DEFAULT_CHUNK, DTYPES, Call
-from .tables import Extent
+from .size import Size, size_of
 
 #: Schedules for any device, with changed fields. The first that fits sizes and dtype is taken. If K or V is above SPLIT, V is
 #: split into blocks, so that an instance holds at most K x 64 entries of the state.
@@ -100,23 +98,6 @@ def partitions() -> bool:
     return os.environ.get("GDN_CODEGEN_PARTITION") != "0"
 
 
-def splits(x: Extent, units: int, target: str) -> bool:
-    """Whether dispatch splits the sequences of a call of this size, on a GPU of so many multiprocessors, if no table has a row.
-
-    Where the host knows how long the longest sequence is, there may be any number of walks: then most of them are short."""
-    s = targets.find(target).splits
-    if s is None:
-        return 2 * x.walks <= units
-    share = x.tokens * x.HV / (DEFAULT_CHUNK * units)
-    walks = s.walks * units * (1.5 if x.unknown and share >= s.many_chunks else 1)
-    if x.tokens < s.least_tokens or (x.walks > walks and not x.longest):
-        return False
-    if x.unknown and 2 * x.walks > units and share < s.few_chunks:
-        return False
-    known = _lengths(x.tokens, x.sequences, x.packed, x.longest, DEFAULT_CHUNK, s.chosen)
-    return _cheapest_span(known, x.HV, units * s.cost.resident, s.cost, s.summaries, s.most, True) is not None
-
-
 # --- candidates ------------------------------------------------------------------------------------------------------
 def measured(b: Build, arch: str, devices: tuple[str, ...], shape_class: tuple[int, ...], chunk: int | None, shared: int = 1,
              splits: bool = True) -> Iterator[tuple[Build, str]]:
@@ -150,16 +131,15 @@ def by_token(b: Build, few: bool, one: bool = False) -> Build:
     return replace(b, chunk=1, schedule=varied(DEFAULT_SCHEDULE, **fields))
 
 
-def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, shared: int = 1,
-             lengths: Lengths = "", of_eight: int = 0, longest_share: int = 0, rows: bool = False) -> Iterator[tuple[Build, str]]:
-    """Builds in the model's order: the candidates of the target's own model, then portable schedules. Arguments as in Size."""
+def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, **known: Any
+             ) -> Iterator[tuple[Build, str]]:
+    """Builds in the model's order: the candidates of the target's own model, then portable schedules. Arguments as in Asked."""
     if chunk == 1 and few is not None:
         yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device", n)
                 for n in (b.chunk, *(SMALLER if chunk is None else ())) for name, fields in PORTABLE[max(head_dims) > SPLIT:])
-    asked = Asked(head_dims, arch, few, shape_class, chunk, shared, lengths=lengths, of_eight=of_eight, rows=rows,
-                  longest_share=longest_share, **page_facts(b))
+    asked = Asked(head_dims, arch, few, shape_class, chunk, **known, **page_facts(b))
     for x in chain(b.of.model(asked), portable):
         found = of_candidate(b, x)
         if found is not None and (partitions() or not (found.plan.partition or found.earlier)):
@@ -201,43 +181,6 @@ def _check_fits(b: Build, arch: str, few: bool | None, shape_class: tuple[int, .
                          f"{', '.join(map(str, chunks)) or 'none for these K and V'} ({against})")
 
 
-@dataclass(frozen=True)
-class Size:
-    """What of a call's extent the choice of a build depends on. Calls of many lengths share it.
-
-    few: whether sequences are split; None without a GPU. short: whether the call has too few tokens for that. shared: value heads
-    of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in. idle: whether a
-    batch-invariant call has so few walks that half of the GPU is idle. crowded: whether sequences may differ in length, and have
-    more walks than run at a time. uneven: whether the host knows that lengths differ much, so that no row of a table serves the
-    call. unsure: whether only kernels know lengths, and choose parts by them, and half of the GPU may be idle. If the model
-    splits them, no row with whole sequences serves it. The rest: as in Extent.
-    """
-
-    shape_class: tuple[int, int, int]
-    few: bool | None
-    short: bool = False
-    shared: int = 1
-    heads: tuple[int, int] | None = None
-    idle: bool = False
-    crowded: bool = False
-    lengths: Lengths = ""
-    of_eight: int = 0
-    longest_share: int = 0
-    rows: bool = False
-    uneven: bool = False
-    unsure: bool = False
-
-
-def size_of(x: Extent, target: str, on: Facts) -> Size:
-    """The size of a call of an extent on a device."""
-    t, s = targets.find(target), targets.find(target).splits
-    return Size(x.shape_class, splits(x, on.units, target) if on.units else None, s is not None and x.tokens < s.least_tokens,
-                x.shared, (x.H, x.HV) if t.head_counts else None, rows=x.rows, uneven=x.uneven,
-                crowded=x.packed and x.sequences > 1 and x.walks > on.units > 0, lengths=x.lengths(on.units),
-                of_eight=x.of_eight(on.units), longest_share=x.longest_share(on.units),
-                unsure=x.unknown and s is not None and s.chosen and 2 * x.walks <= on.units)
-
-
 def in_columns(c: Choice, device: torch.device) -> Choice:
     """The choice with V in blocks, so that more instances share the work, where that gives the same bits."""
     b = c.build
@@ -273,8 +216,7 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
         rows = () if x.batch_invariant or size.uneven else (
             (r, why) for r, why in measured(b, arch, on.names, size.shape_class, chunk, size.shared, not size.short)
             if r.plan.partition not in (None, "pipelined") or not (size.unsure and size.few))
-        model = modelled(b, arch, size.few, size.shape_class, chunk, size.shared, size.lengths, size.of_eight,
-                         size.longest_share, size.rows)
+        model = modelled(b, arch, size.few, size.shape_class, chunk, **size.known)
         found, why = first(call.device, ("table", rows), ("model", ((m.for_shared(on.shared_kib), why) for m, why in model)))
         chosen = found or Choice(b.for_shared(on.shared_kib), why)
         chosen = in_columns(chosen, call.device) if size.idle else chosen

@@ -14,6 +14,18 @@ def copy_cpu(src, dst):
         dst[i, j] = src[i, j]
 
 
+def async_parallel_cuda(*extents):
+    """A loop over a tile in shared memory whose assignments are asynchronous copies from global memory, of up to 16 bytes each. A
+    copy whose condition does not hold (`T.if_then_else` with 0) reads nothing and writes zeros, so that no thread waits in a
+    branch. `commit_copy` follows. The annotations are those of TileLang's `T.Parallel(prefer_async=True)` and `T.async_copy`."""
+    return T.Parallel(*extents, annotations={"parallel_prefer_async": True, "parallel_async_without_async_commit_wait": True})
+
+
+def commit_copy_cuda():
+    """Make one copy, for `wait_copies`, of what was started since the last one."""
+    return T.ptx_commit_group()
+
+
 @T.macro
 def wait_copies_cuda(pending=0):
     """All threads wait for all asynchronous copies, but for so many that were started last."""
@@ -25,15 +37,15 @@ def wait_copies_cpu(pending=0):
     """Nothing: copies are complete where they stand."""
 
 
-def no_copy_cuda():
-    """In the place of a copy: what `wait_copies` counts as one that is complete."""
-    return T.ptx_commit_group()
-
-
-def no_copy_cpu():
-    """Nothing."""
-
-
 def parallel_cpu(*extents):
     """A loop over a tile, in order."""
     return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
+
+
+def async_parallel_cpu(*extents):
+    """A loop over a tile, in order."""
+    return T.serial(extents[0]) if len(extents) == 1 else T.grid(*extents)
+
+
+def commit_copy_cpu():
+    """Nothing: copies are complete where they stand."""

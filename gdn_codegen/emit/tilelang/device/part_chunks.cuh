@@ -1,12 +1,10 @@
 // The chunks of a part that take the least time, at least `least`: each lane tries another number of parts of the longest
 // sequence. The model is that of the host (host/parts.py), with all lengths. All threads of a warp call it. All kernels of a call
 // have to find the same number, so times are whole numbers, of 64ths of a chunk.
-// instances: of a part. units: instances that run at a time, 0 for `least`. summed: 0 if no kernel makes summaries, so that no
-// part may begin after more than `most` parts, or more than its own chunks and `limit`. warm_up, longest: of a part's warm-up, and how
-// many more the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a
-// walk.
-__device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int summed,
-                                  int most, int limit, int warm_up, int longest, int split, int crowded, int start) {
+// instances: of a part. units: instances that run at a time, 0 for `least`. warm_up, longest: of a part's warm-up, and how many more
+// the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
+__device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int warm_up,
+                                  int longest, int split, int crowded, int start) {
   int lane = threadIdx.x % 32, walk = 0, shortest = 0x7fffffff, total = 0;
   if (units == 0) return least;
   for (int n = lane; n < sequences; n += 32) {
@@ -18,7 +16,6 @@ __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size
   walk = __reduce_max_sync(0xffffffffu, walk);
   shortest = __reduce_min_sync(0xffffffffu, shortest);
   total = __reduce_add_sync(0xffffffffu, total);
-  if (!summed) least = max(least, max((walk + most) / (most + 1), (walk - limit + 1) / 2));
   int tried = (walk + least - 1) / least;
   if (tried <= 1) return least;
   int of_walk = tried <= 32 ? min(lane + 1, tried) : 1 + lane * (tried - 1) / 31;

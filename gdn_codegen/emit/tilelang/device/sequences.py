@@ -34,11 +34,10 @@ def by_length_cuda(cu_seqlens, rank, sequences):
 
 
 @T.macro
-def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, summed, costs):
+def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, costs):
     """The chunks of a part that take the least time for these lengths, at least `least`. costs: those of Kernel.spans."""
     T.import_source(HELPERS)
-    return T.call_extern("int32", "part_chunks", cu_seqlens.access_ptr("r"), sequences, size, least, instances, units, summed,
-                         *costs)
+    return T.call_extern("int32", "part_chunks", cu_seqlens.access_ptr("r"), sequences, size, least, instances, units, *costs)
 
 
 @T.macro

@@ -1,0 +1,42 @@
+"""Packs of uneven sequences on a CUDA GPU, whose lengths the host knows or not. Run with: pytest -m device"""
+import pytest
+import torch
+from reference import expected, problem, rms_error
+
+from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen.runtime.targets import runs
+from gdn_codegen.targets import OWN
+
+pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+HERE = [t for t in OWN if t != "pto" and runs(t, "cuda")]
+#: Heads that never forget, that forget slowly, in a few chunks, and at once.
+GATES = (0.0, -1e-4, -0.02, -4.0)
+H, HV = 8, 16
+
+
+def heads(x, some):
+    """The problem of some of its value heads."""
+    shared = [h * H // HV for h in some]
+    return {**x, "q": x["q"][:, shared], "k": x["k"][:, shared], "S": x["S"][:, some],
+            **{n: x[n][:, some] for n in ("v", "g", "beta")}}
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("lengths", [
+    [81] * 15 + [4915],  # the last part of the longest begins 70 chunks after its start; parts of 14 chunks had no summaries
+    [1, 4850, 0, 300, 64], [700, 0, 900, 1500, 33], [3000, 200, 190], [9000, 130]], ids=lambda x: f"{len(x)}of{sum(x)}")
+@pytest.mark.parametrize("target", HERE)
+def test_parts_of_sequences_that_forget_slowly(target, lengths, known):
+    x = problem(lengths, H, HV, 128, 128, torch.bfloat16)
+    x["g"] = torch.tensor(GATES).repeat(HV // len(GATES)).expand(sum(lengths), HV) * (2 * torch.rand(sum(lengths), 1))
+    x["beta"] = x["beta"] * 2
+    ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    given = [x[n][None].cuda() for n in ("q", "k", "v", "g", "beta")]
+    lent = torch.full_like(given[2], torch.nan)
+    o, S = chunk_gated_delta_rule(*given, initial_state=x["S"].cuda(), output_final_state=True, cu_seqlens=ends.cuda(), out=lent,
+                                  target=target, **({"cu_seqlens_cpu": ends} if known else {}))
+    assert o.data_ptr() == lent.data_ptr() and o.isfinite().all() and S.isfinite().all()
+    some = [0, 1, 6, 15]  # one for each gate
+    want = expected(heads(x, some))
+    for h, o_, S_ in zip(some, want[0].unbind(1), want[1].unbind(1), strict=True):
+        assert rms_error(o[0, :, h].cpu(), o_) < 1e-2 and rms_error(S[:, h].cpu(), S_) < 1e-2, GATES[h % len(GATES)]
