@@ -25,6 +25,8 @@ from gdn_codegen.schedule import SCHEDULES, named
 GRADIENTS = [pytest.param(f"{n}.gradient", marks=pytest.mark.slow if n in ("gated_delta_rule", "kimi_delta_attention") else
                           pytest.mark.long) for n in algorithms.names()]
 PAGES = [*algorithms.names(), "causal_conv1d", *GRADIENTS]
+#: Those that show what others do.
+ALIKE, LONG = ("gated_delta_product", "gated_delta_rule_2", "simple_gla"), [pytest.mark.slow, pytest.mark.long]
 #: The pipes from which PTO-ISA signals to other cores (include/pto/npu/a2a3: SyncAll.hpp, custom/TSync_Custom.hpp, TPush.hpp).
 PIPES = {"FIX", "MTE2", "MTE3"}
 #: A launch takes fewer arguments than this. Plain contracts take up to 25.
@@ -71,7 +73,7 @@ def unused(section):
     return {a or b for a, b in found if uses[a or b] <= [a or b for a, b in found].count(a or b)}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(x, marks=LONG) if x in ALIKE else x for x in PAGES])
 def test_text_of_every_schedule(unchecked, page):
     """Nothing is unused, and a launch takes few arguments. Signals between cores come from PTO-ISA's pipes. Kernels use the flags
     that it gives them; the barrier between kernels has others."""

@@ -78,6 +78,7 @@ def test_a_barrier_stands_between_buffers_that_share_memory(build):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # of TileLang, not of this package
 def test_the_compiler_misses_a_barrier_without_the_pass(monkeypatch):
     """A copy would overwrite an operand that another warp group still reads. If this fails, TileLang does not need the pass."""
     monkeypatch.setattr(pipelines, "reused_memory", lambda p, device: p)
