@@ -63,7 +63,7 @@ def chosen(target: str, on: device.Facts, x: Extent, dims: tuple[int, int], dtyp
                       head_dim_v=dims[1], contract=contract)
         size = size_of(x, about.target, on)
         table = choose.measured(about, on.arch, on.names, x.shape_class, chunk, x.shared)
-        model = choose.modelled(about, on.arch, size.few, x.shape_class, chunk, **size.known)
+        model = choose.modelled(about, on.arch, size.few, x.shape_class, chunk, **size.asked)
         return {"choice": found, **{n: [(described(b), why) for b, why in builds] for n, builds in
                                     (("table", table), ("model", model))}}
 

@@ -18,9 +18,8 @@ def of_chunks(cost: PartCost, tokens: int) -> PartCost:
 #: Of walks with short warm-ups, whose warps compute operands in turn: microseconds for a token (docs/performance/members.md), and
 #: tokens of a warm-up on average.
 SHORT_TOKEN_US, SHORT_WARM_UP = 0.09, 32
-#: More chunks, and more parts, than a sequence has: parts without summaries may begin anywhere. Kernels multiply the second by
-#: the chunks of a part, in 32 bits.
-ALL_CHUNKS, ALL_PARTS = 1 << 20, 1 << 10
+#: More chunks than a sequence has: parts without summaries may begin anywhere.
+ALL_CHUNKS = 1 << 20
 
 
 def of_short(cost: PartCost, tokens: int) -> PartCost:
@@ -46,7 +45,8 @@ class PartCost:
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
     start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
-    warm_up_limit: the longest warm-up has this many chunks more than a part. A longer one takes more time than summaries.
+    warm_up_limit: in a call with summaries the longest warm-up has this many chunks more than a part. A longer one takes more
+      time than summaries.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """

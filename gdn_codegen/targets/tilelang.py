@@ -41,9 +41,9 @@ INSTALL = "pip install 'gdn_codegen[tilelang]'"
 #: The architecture with kernels of warp groups.
 ARCH = "sm_90a"
 #: From this class of value heads times tokens (the last two of Extent.shape_class) on, `fused_walk` also serves parts. A kernel
-#: for inverses then costs more than warm-ups that compute inverses again. Of sequences that the host knows to be uneven, long
-#: ones have many parts, and so many warm-ups: on an H200 44 packs of classes 18 and 19 took 0.93 to 1.41 times as long with
-#: `fused_walk` as with `walk`, 1.02 times on average.
+#: for inverses then costs more than warm-ups that compute inverses again. Where the host knows that one sequence has more than
+#: twice the mean, that is so from LARGE_UNEVEN on, since a long sequence has many parts, each with a warm-up: on an H200 44 packs
+#: of classes 18 and 19 took 0.93 to 1.41 times as long with `fused_walk` as with `walk`, 1.02 times on average.
 LARGE, LARGE_UNEVEN = 18, 20
 #: Up to this class of value heads times tokens, halves of V with operands of an earlier kernel serve parts of few walks. They
 #: have twice the blocks, whose chunks take half the time. Gated DeltaNet on an H200, us with `walk` and with these parts: over

@@ -26,7 +26,7 @@ def shared_kib(names: Sequence[str]) -> int:
 def model_choice(about: Build, x: Extent, arch: str, units: int, kib: int = 0) -> Build:
     """The build that a call gets if no table has a row for it. kib: as in Facts."""
     size = size_of(x, about.target, Facts("cuda", (), arch, units))
-    found = (b.for_shared(kib) for b, _ in choose.modelled(about, arch, size.few, x.shape_class, None, **size.known))
+    found = (b.for_shared(kib) for b, _ in choose.modelled(about, arch, size.few, x.shape_class, None, **size.asked))
     return next(filter(choose.fits, found), about)
 
 

@@ -57,7 +57,7 @@ def async_parallel_cuda(*extents):
 
 
 def commit_copy_cuda():
-    """Make one copy, for `wait_copies`, of what was started since the last one."""
+    """End a group (cp.async.commit_group): `wait_copies` counts the copies that were started since the last group as one."""
     return T.ptx_commit_group()
 
 
@@ -301,7 +301,8 @@ class PartCost:
     least_part_chunks: in parts of fewer chunks some heads need summaries.
     resident: walks that one multiprocessor runs at a time.
     start_chunks: what a walk costs besides its chunks, in chunks: its first loads, and its final state.
-    warm_up_limit: the longest warm-up has this many chunks more than a part. A longer one takes more time than summaries.
+    warm_up_limit: in a call with summaries the longest warm-up has this many chunks more than a part. A longer one takes more
+      time than summaries.
     crowded: how many times its chunks' time a part takes where there are more parts of uneven sequences than the GPU runs at a
       time. Warm-ups of the heads that forget slowly then delay other parts.
     """
@@ -922,8 +923,13 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
 #: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
 TAIL = 0.4
 #: Parts of uneven sequences are taken if they save an eighth of the time of whole ones, by the model. Of 371 packs on an H200
-#: that it would split otherwise, 6 then take more than 1.2 times as long as the fastest build, instead of 12.
+#: that it would split otherwise, 6 then take more than 1.2 times as long as the fastest build, instead of 12. This decides which
+#: build a call gets. A build in parts chooses their length without it.
 SAVING = 0.875
+#: Where kernels choose the chunks of a part, a call has kernels for summaries if a sequence may have more chunks than the limit
+#: of warm-ups (`warm_up_limit`) times this. Without them a call took 10 us less on an H200. But a head that forgets nothing then
+#: warms up from the start of its sequence: with 96 chunks that took 143 us, and 71 with summaries.
+ALL_WARMED = 1.5
 #: The most sequences whose lengths a kernel compares to choose the chunks of a part. With more it would take as long as a chunk.
 COMPARED = 256
 #: Where kernels choose the chunks of a part, they choose at least so many that parts fill the GPU once, and of long sequences
@@ -968,7 +974,7 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
         return _Lengths(possible, 0, 0, possible, chosen and sequences > 1)
     if 8 * longest * sequences <= 9 * tokens:
         mean = -(-tokens // (chunk * sequences))
-        return _Lengths(mean, sequences - 1, mean, mean if chosen else possible, chosen)
+        return _Lengths(mean, sequences - 1, mean, -(-longest // chunk) if chosen else possible, chosen)
     longest = min(tokens, longest)
     chunks = -(-longest // chunk)
     rest = max(1, (tokens - longest) / (chunk * (sequences - 1)) + .5)  # the last chunk of a sequence is half full on average
@@ -976,13 +982,16 @@ def _lengths(tokens: int, sequences: int, packed: bool, longest: int, chunk: int
 
 
 def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost, chosen: bool = False) -> bool:
-    """True if warm-ups of a sequence of `chunks` chunks may take more time than summaries of the parts before.
+    """True if a call with a sequence of `chunks` chunks has kernels for summaries: warm-ups may take more time than these.
 
-    span: chunks of a part. most: the longest warm-up, in parts. chosen: whether kernels choose the chunks of a part. This is a
-    matter of time alone: without summaries a warm-up may reach back to the start of the sequence, however far that is. (The last
-    part, which is shorter, may begin later than is counted here.)
+    That is so if a whole part may begin later than the longest warm-up reaches. span: chunks of a part. most: the longest
+    warm-up, in parts. chosen: whether kernels choose the chunks of a part; then the length of the sequence decides (ALL_WARMED).
+
+    Results are right in any case. Without summaries a warm-up may reach back to the start of the sequence, however far that is.
     """
-    return 2 * chunks > 3 * cost.warm_up_limit if chosen else chunks - span > min(most * span, span + cost.warm_up_limit)
+    if chosen:
+        return chunks > ALL_WARMED * cost.warm_up_limit
+    return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
 def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool

@@ -4,7 +4,10 @@ import torch
 from reference import expected, problem, rms_error
 
 from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.load import module
 from gdn_codegen.runtime.targets import runs
+from gdn_codegen.schedule import varied
 from gdn_codegen.targets import OWN
 
 pytestmark = [pytest.mark.device, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -23,8 +26,8 @@ def heads(x, some):
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("lengths", [
-    [81] * 15 + [4915],  # the last part of the longest begins 70 chunks after its start; parts of 14 chunks had no summaries
-    [1, 4850, 0, 300, 64], [700, 0, 900, 1500, 33], [3000, 200, 190], [9000, 130]], ids=lambda x: f"{len(x)}of{sum(x)}")
+    [81] * 15 + [4915], [1, 4850, 0, 300, 64], [700, 0, 900, 1500, 33], [3000, 200, 190], [4600, 20], [9000, 130]],
+    ids=lambda x: f"{len(x)}of{sum(x)}")
 @pytest.mark.parametrize("target", HERE)
 def test_parts_of_sequences_that_forget_slowly(target, lengths, known):
     x = problem(lengths, H, HV, 128, 128, torch.bfloat16)
@@ -40,3 +43,19 @@ def test_parts_of_sequences_that_forget_slowly(target, lengths, known):
     want = expected(heads(x, some))
     for h, o_, S_ in zip(some, want[0].unbind(1), want[1].unbind(1), strict=True):
         assert rms_error(o[0, :, h].cpu(), o_) < 1e-2 and rms_error(S[:, h].cpu(), S_) < 1e-2, GATES[h % len(GATES)]
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_without_summaries_a_warm_up_has_no_limit(target):
+    """The last part has one chunk. It begins later than the longest warm-up of a call with summaries."""
+    hopper = target == "tilelang" and torch.cuda.get_device_capability() == (9, 0)
+    name, span = ("walk", 8) if hopper or target == "triton" else ("replay", 51)
+    arch = "sm_90a" if hopper else ""
+    m = module(Build(target, 64, schedule=varied(name, arch, partition="decay", part_chunks=span), dtype="bfloat16", arch=arch))
+    x = problem([64 * (1 + span * m.HOST.tables.most)], 1, 2, 128, 128, torch.bfloat16, gate=0.0)
+    m.HOST.plans.clear()
+    o, S = m.chunk_gated_delta_rule(*(x[n][None].cuda() for n in ("q", "k", "v", "g", "beta")), initial_state=x["S"].cuda(),
+                                    output_final_state=True)
+    (found,) = m.HOST.plans.values()
+    assert not found.summed and (found.parts - 1) * span > min(m.HOST.tables.most * span, span + 50)
+    assert all(rms_error(a.cpu(), b) < 1e-2 for a, b in zip((o[0], S), expected(x), strict=True))

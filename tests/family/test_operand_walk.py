@@ -174,7 +174,7 @@ def test_halves_of_v_are_for_few_walks_of_a_gpu(walks, v_block, early):
     extent, on = Extent(walks, walks, 1, 8192), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
     size = size_of(extent, "tilelang", on)
     b = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16")
-    options = choose.modelled(b, "sm_90a", False, size.shape_class, None, of_eight=size.of_eight)
+    options = choose.modelled(b, "sm_90a", False, size.shape_class, None, **size.asked)
     plan = next(b for b, _ in options if choose.fits(b)).plan
     assert (plan.v_block, plan.agents) == (v_block, "early_outputs" if early else "operand_walk")
 
@@ -241,7 +241,7 @@ def test_few_walks_with_one_gate_for_a_head(page, walks, tokens, sizes, want):
     extent, on = Extent(walks, walks, 1, tokens), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
     size = size_of(extent, "tilelang", on)
     b = Build("tilelang", algorithm=page, dtype="bfloat16", head_dim_k=sizes, head_dim_v=sizes)
-    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, of_eight=size.of_eight)
+    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, **size.asked)
     plan = next(b for b, _ in options if choose.fits(b)).plan
     assert (plan.name, plan.partition) == want
     assert plan.name != "operand_walk" or (plan.v_block, plan.agents) == (64, "early_outputs")

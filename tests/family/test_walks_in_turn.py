@@ -290,7 +290,7 @@ def chosen(walks, tokens, accept="g=floored", chunk=None, dtype="bfloat16", page
     on, x = Facts("cuda", ("NVIDIA H200",), "sm_90a", 132), Extent(1, 1, walks, walks * tokens, **fields)
     size = size_of(x, "tilelang", on)
     b = Build("tilelang", algorithm=page, dtype=dtype, contract=Contract.parse(accept) if accept else Contract())
-    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, chunk, **size.known)
+    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, chunk, **size.asked)
     found = next(b for b, _ in options if choose.fits(b))
     return found.plan.name, found.chunk, found.plan.v_block
 
@@ -342,8 +342,7 @@ def test_calls_of_a_hopper_get_it(sequences, tokens, HV):
     extent, on = Extent(HV, HV, sequences, tokens, packed=sequences > 1), Facts("cuda", ("NVIDIA H200",), "sm_90a", 132)
     size = size_of(extent, "tilelang", on)
     b = Build("tilelang", algorithm="kimi_delta_attention", dtype="bfloat16", contract=Contract(inputs=(("g", "floored"),)))
-    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, of_eight=size.of_eight,
-                              longest_share=size.longest_share)
+    options = choose.modelled(b, "sm_90a", size.few, size.shape_class, None, **size.asked)
     found = next(b for b, _ in options if choose.fits(b))
     assert (found.plan.name, found.plan.v_block) == ("walk_in_turn", 0)
     assert size.crowded == (sequences == 40)

@@ -67,6 +67,13 @@ def test_all_kernels_over_parts_choose_the_same_chunks():
     assert len(names) == 5 and "least_span, part_instances, units, (192, 160, " in " ".join(chosen.split())
 
 
+def test_warm_ups_have_a_limit_in_calls_with_summaries_alone():
+    """Else the walk would start from a state that no kernel makes."""
+    calls = re.findall(r"t\.warm_up_length\(\n(.*?)\n +\)\n", text(PARTS), re.DOTALL)
+    limit = r"T\.if_then_else\(\s*summed != 0,\s*T\.min\(8 \* span, span \+ 50\),"
+    assert len(calls) >= 4 and all(re.search(limit, x) for x in calls)
+
+
 def test_summaries_alone_leave_the_chunks_of_a_part_to_the_host():
     assert not any(k.spans for k in lowered(varied("walk", "sm_90a", partition="exact")).kernels)
     assert "part_chunks(" not in text(varied("walk", "sm_90a", partition="exact"))

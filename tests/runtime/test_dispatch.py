@@ -288,7 +288,7 @@ def test_the_longest_sequence_decides_where_the_host_knows_it(gpu, x, want):
     (Extent(8, 8, 16, 65536, True), "fused_walk"), (Extent(8, 8, 16, 65536, True, 32768), "walk"),
     (Extent(16, 16, 1, 65536, True, 65536), "fused_walk"), (Extent(16, 16, 16, 131072, True, 65536), "fused_walk")])
 def test_long_parts_of_uneven_sequences_read_inverses(gpu, x, want):
-    """Their warm-ups would compute them again. One sequence is even, and so are long packs of many walks."""
+    """Warm-ups of `fused_walk` would compute inverses again. One sequence is even, and so are long packs of many walks."""
     plan = ask(x).build.plan
     assert (plan.name, plan.partition) == (want, "decay")
 

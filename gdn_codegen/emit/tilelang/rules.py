@@ -111,7 +111,7 @@ def diag_inverse(w: KernelWriter, o: Op, x: Value, scale: Value | None = None) -
 
 @rule("load", statement=True)
 def load(w: KernelWriter, o: Op, *operands: Value) -> None:
-    """A load: an asynchronous copy, of rows of tokens each if the chunk has it, or a loop over the elements."""
+    """A load: asynchronous copies, each of them of tokens with a condition for its row, or a loop over the elements."""
     if not o.attr("channel"):
         fill(w, o, *operands)
     elif (t := w.p.tensor(o.attr("tensor"))).index == "token":

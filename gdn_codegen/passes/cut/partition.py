@@ -86,7 +86,7 @@ def partition(p: Program, s: Schedule, device: Device, dtype: str) -> Program:
 
 def begins(tensor: str, device: Device, dtype: str, chunk: int, step: int, short: bool = False) -> dict[str, Any]:
     """Attributes of `warm_up_length` for parts of a walk with this step: the tensor that it sums, the bound to reach, and the
-    longest warm-up: in parts, and in chunks more than a part; of short ones in chunks."""
+    longest warm-up of a call with summaries: in parts, and in chunks more than a part; of short ones in chunks."""
     assert device.part_cost is not None
     longest = {"longest": longest_short(chunk)} if short else {
         "most": longest_warm_up(device), "limit": of_chunks(device.part_cost, chunk).warm_up_limit}
@@ -99,7 +99,7 @@ def longest_short(chunk: int) -> int:
 
 
 def longest_warm_up(device: Device) -> int:
-    """The longest warm-up, in lengths of a part. It takes as long as the two summaries that it saves."""
+    """The longest warm-up of a call with summaries, in lengths of a part. It takes as long as the two that it saves."""
     assert device.part_cost is not None
     return round(2 * device.part_cost.summary_us / device.part_cost.chunk_us)
 

@@ -78,7 +78,7 @@ def _before(name: str, tensors: dict[str, Tensor], body: tuple[Stmt, ...], begin
     """A kernel that runs `body` for the chunks that a walk of this step passes before a part."""
     b = Body(tensors)
     b.taken |= {o.out for o in walk(body)}
-    # -1: no warm-up is short enough, whatever the norms are
+    # -1: no warm-up is short enough, whatever the norms are (in a call with summaries)
     enough = b.op("warm_up_length", name=b.fresh("warm_up_least"), **begins)
     more = b.op("mul", enough, b.op("const", value=1 + MARGIN), name=b.fresh("warm_up_with_margin"))
     warm_up = b.op("add", more, b.op("const", value=1.0), name=b.fresh("warm_up"))

@@ -131,16 +131,16 @@ def by_token(b: Build, few: bool, one: bool = False) -> Build:
     return replace(b, chunk=1, schedule=varied(DEFAULT_SCHEDULE, **fields))
 
 
-def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, **known: Any
+def modelled(b: Build, arch: str, few: bool | None, shape_class: tuple[int, ...], chunk: int | None, **asked: Any
              ) -> Iterator[tuple[Build, str]]:
-    """Builds in the model's order: the candidates of the target's own model, then portable schedules. Arguments as in Asked."""
+    """Builds in the model's order: the candidates of the target's own model, then portable schedules. asked: fields of Asked."""
     if chunk == 1 and few is not None:
         yield by_token(b, few), "chunks of one token"
     head_dims = b.head_dim_k, b.head_dim_v
     portable = (Candidate(varied(name, **fields) if fields else name, "runs on any device", n)
                 for n in (b.chunk, *(SMALLER if chunk is None else ())) for name, fields in PORTABLE[max(head_dims) > SPLIT:])
-    asked = Asked(head_dims, arch, few, shape_class, chunk, **known, **page_facts(b))
-    for x in chain(b.of.model(asked), portable):
+    model = b.of.model(Asked(head_dims, arch, few, shape_class, chunk, **asked, **page_facts(b)))
+    for x in chain(model, portable):
         found = of_candidate(b, x)
         if found is not None and (partitions() or not (found.plan.partition or found.earlier)):
             yield found, x.reason
@@ -216,7 +216,7 @@ def kept_choice(call: Call, target: str, size: Size, on: Facts) -> Choice:
         rows = () if x.batch_invariant or size.uneven else (
             (r, why) for r, why in measured(b, arch, on.names, size.shape_class, chunk, size.shared, not size.short)
             if r.plan.partition not in (None, "pipelined") or not (size.unsure and size.few))
-        model = modelled(b, arch, size.few, size.shape_class, chunk, **size.known)
+        model = modelled(b, arch, size.few, size.shape_class, chunk, **size.asked)
         found, why = first(call.device, ("table", rows), ("model", ((m.for_shared(on.shared_kib), why) for m, why in model)))
         chosen = found or Choice(b.for_shared(on.shared_kib), why)
         chosen = in_columns(chosen, call.device) if size.idle else chosen

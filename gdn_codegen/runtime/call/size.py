@@ -56,8 +56,8 @@ class Size:
     unsure: bool = False
 
     @property
-    def known(self) -> dict[str, Any]:
-        """What a target's model asks besides `few` and `shape_class`."""
+    def asked(self) -> dict[str, Any]:
+        """What a target's model asks besides `few` and `shape_class` (fields of Asked)."""
         return {n: getattr(self, n) for n in ("shared", "lengths", "of_eight", "longest_share", "rows", "uneven")}
 
 

@@ -22,7 +22,7 @@ def async_parallel_cuda(*extents):
 
 
 def commit_copy_cuda():
-    """Make one copy, for `wait_copies`, of what was started since the last one."""
+    """End a group (cp.async.commit_group): `wait_copies` counts the copies that were started since the last group as one."""
     return T.ptx_commit_group()
 
 

@@ -1,5 +1,5 @@
 // The chunks of a part that take the least time, at least `least`: each lane tries another number of parts of the longest
-// sequence. The model is that of the host (host/parts.py), with all lengths. All threads of a warp call it. All kernels of a call
+// sequence. The model is that of the host (host/parts.py), with all lengths and without SAVING. All threads of a warp call it. All kernels of a call
 // have to find the same number, so times are whole numbers, of 64ths of a chunk.
 // instances: of a part. units: instances that run at a time, 0 for `least`. warm_up, longest: of a part's warm-up, and how many more
 // the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
