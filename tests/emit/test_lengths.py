@@ -87,7 +87,7 @@ def expected(lens, least, instances, units, costs):
 @pytest.mark.slow
 @pytest.mark.parametrize("costs", [COSTS[0], pytest.param(COSTS[1], marks=pytest.mark.long)])
 def test_all_lanes_find_the_cheapest_parts(costs, tmp_path):
-    cases = list(drawn(len(costs) + costs[0]))
+    cases = list(drawn(costs[0]))
     found = [span for span, _ in run(cases, costs, tmp_path)]
     assert found == [expected(*case, costs) for case in cases]
     assert all(span >= case[1] for span, case in zip(found, cases, strict=True))  # no more parts than the host has instances for
