@@ -16,6 +16,7 @@ from .parameters import (
     CLEAR,
     EVERY,
     INSTANCES,
+    LEAST_SPAN,
     PART,
     SUMMED,
     UNITS,
@@ -194,7 +195,7 @@ def numbers(k: Kernel) -> tuple[str, ...]:
 
 def written(p: Program, k: Kernel) -> tuple[str, ...]:
     """The tensors that a kernel stores to, in the program's order."""
-    kinds = ("store", "clear_counter", "claim_item", "set_if_negative")
+    kinds = ("store", "clear_counter", "claim_item", "set_if_negative", "choose_parts")
     names = {t.over or t.name for o in k.ops if o.kind in kinds for t in [p.tensor(o.attr("tensor"))]}
     return tuple(x.name for x in touched(p, k) if x.name in names)
 
@@ -237,6 +238,7 @@ __all__ = [
     "CLEAR",
     "EVERY",
     "INSTANCES",
+    "LEAST_SPAN",
     "PART",
     "PRODUCT",
     "SUM",

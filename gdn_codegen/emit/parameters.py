@@ -19,9 +19,9 @@ WIDTH_OF = "_width"
 CLEAR = "clear_"
 #: The parameter with the number of blocks that the GPU runs at a time, for a kernel whose blocks take several instances each.
 AT_A_TIME = "blocks_at_a_time"
-#: The parameters, for kernels that choose the chunks of a part: the instances of a part, and how many instances the GPU runs at a
-#: time, 0 for parts as the host says.
-INSTANCES, UNITS = "part_instances", "units"
+#: The parameters of a kernel that chooses the chunks of a part: the fewest, the instances of a part, and how many instances run
+#: at a time. That is 0 if the host has chosen them, also in the kernels that have such parts.
+LEAST_SPAN, INSTANCES, UNITS = "least_span", "part_instances", "units"
 
 
 def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
@@ -31,8 +31,8 @@ def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     sequences.
     """
     reads = ("load", "store", "warm_up_length", "scalar", "resume", "clear_counter", "claim_item", "set_if_negative",
-             "return_if_zero", "return_if_set")
-    named = {o.attr(x) for o in k.ops if o.kind in reads for x in ("tensor", "kept", "parents")}
+             "return_if_zero", "return_if_set", "choose_parts", "return_unless_split")
+    named = {k.places, *(o.attr(x) for o in k.ops if o.kind in reads for x in ("tensor", "kept", "parents"))}
     used = [t for t in p.tensors if t.name in named]
     names = {t.over or t.name for t in used} | {t.at for t in used} | {p.skips}
     names |= {t.at for t in p.tensors if t.name in names}
@@ -65,7 +65,8 @@ def integers(p: Program, k: Kernel) -> tuple[str, ...]:
               or any(o.kind == "warm_up_length" and o.attr("tensor") and not o.attr("longest") for o in k.ops) else []),
             *(f"{CLEAR}{t.name}" for t in p.clears(k)),
             *([AT_A_TIME] if any(o.kind == "claim_item" for o in k.ops) else []),
-            *((INSTANCES, UNITS) if k.spans else ()), *(x for t in tensors for x in strides(t)))
+            *([LEAST_SPAN, INSTANCES, UNITS] if any(o.kind == "choose_parts" for o in k.ops) else [UNITS] if k.places else []),
+            *(x for t in tensors for x in strides(t)))
 
 
 def own_numbers(p: Program, k: Kernel) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ import torch
 from .arguments import _check_chunks, _check_flag, _check_given, _check_number
 from .call import caller
 from .pair import _launch_first
-from .parts import COMPARED, FINEST, LEAST_PIPELINED, LONG, PIPELINED, SEARCHED, _cheapest_span, _lengths, _needs_summaries
+from .parts import COMPARED, FINEST, LEAST_PIPELINED, LONG, PIPELINED, _cheapest_span, _lengths, _needs_summaries
 from .plan import Plan
 from .tables import Tables
 from .tensors import _FLOATS, _fail, _picker
@@ -175,10 +175,6 @@ class Host:
         several = packed and 1 < sequences <= COMPARED
         return given and several and self.partition and not self.part_chunks and device.type != "cpu"
 
-    def saves_little(self, tokens: int, value_heads: int) -> bool:
-        """Whether a call with summaries has too few chunks for kernels that choose the chunks of a part."""
-        return -(-tokens // self.tables.chunk) * self.part_instances(value_heads) < SEARCHED
-
     def finest(self, span: int, tokens: int, value_heads: int, device: torch.device) -> int:
         """The fewest chunks of a part that kernels may choose, if `span` is best for one sequence of all tokens."""
         chunks = -(-tokens // self.tables.chunk)
@@ -205,7 +201,7 @@ class Host:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
             chooses = self.chooses_parts(torch.device(device), True, sequences)
             if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost, chooses):
-                if chooses and not self.saves_little(tokens, value_heads):
+                if chooses:
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         if t.pipelined:

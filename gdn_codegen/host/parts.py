@@ -12,25 +12,14 @@ from ..devices.part_cost import PartCost
 # --- copied from here on ---
 #: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
 TAIL = 0.4
-#: Parts of uneven sequences are taken if they save an eighth of the time of whole ones, by the model. Of 371 packs on an H200
-#: that it would split otherwise, 6 then take more than 1.2 times as long as the fastest build, instead of 12. This decides which
-#: build a call gets. A build in parts chooses their length without it.
-SAVING = 0.875
-#: Where kernels choose the chunks of a part, a call has kernels for summaries if a sequence may have more chunks than the limit
-#: of warm-ups (`warm_up_limit`) times this. Without them a call took 10 us less on an H200. But a head that forgets nothing then
-#: warms up from the start of its sequence: with 96 chunks that took 143 us, and 71 with summaries.
-ALL_WARMED = 1.5
-#: The most sequences whose lengths a kernel compares to choose the chunks of a part. With more it would take as long as a chunk.
+#: The most sequences whose lengths a kernel compares to choose the parts. With more it would take as long as a few chunks.
 COMPARED = 256
 #: Where kernels choose the chunks of a part, they choose at least so many that parts fill the GPU once, and of long sequences
-#: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and an instance without a part
-#: takes a microsecond.
+#: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and so many as run at a time take a
+#: microsecond if they have no part.
 FINEST, LONG = 3, 32
 #: How many parts that follow one another a sequence has, and the least chunks of one.
 PIPELINED, LEAST_PIPELINED = 3, 16
-#: With kernels for summaries a call has five that find the chunks of a part, each in a microsecond. That is more than it saves
-#: where sequences have fewer chunks, times value heads.
-SEARCHED = 4096
 
 
 @dataclass(frozen=True)
@@ -75,12 +64,12 @@ def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost, chosen: 
     """True if a call with a sequence of `chunks` chunks has kernels for summaries: warm-ups may take more time than these.
 
     That is so if a whole part may begin later than the longest warm-up reaches. span: chunks of a part. most: the longest
-    warm-up, in parts. chosen: whether kernels choose the chunks of a part; then the length of the sequence decides (ALL_WARMED).
+    warm-up, in parts. chosen: whether kernels choose the chunks of a part; then the length of the sequence decides.
 
     Results are right in any case. Without summaries a warm-up may reach back to the start of the sequence, however far that is.
     """
     if chosen:
-        return chunks > ALL_WARMED * cost.warm_up_limit
+        return chunks > cost.warm_up_limit
     return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
@@ -106,7 +95,7 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
         walk, share = walk + cost.start_chunks, (total + walks * cost.start_chunks) * instances / units
         return max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 
-    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us * (1 if even else SAVING)
+    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
     for n in range(2, x.longest + 1):
         span = -(-x.longest // n)
         of_longest = -(-x.longest // span)

@@ -194,12 +194,12 @@ class Plan:
             longest = self.longest if chooses and self.longest else self.tokens
             self.summed = int(bool(t.summaries) and _needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost,
                                                                      chooses))
-            chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
             if chooses:
                 self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
             self.ints["part_instances"] = self.host.part_instances(self.value_heads)
-            self.ints["units"] = self.host.units(self.device) if chooses else 0
+            self.ints["units"], self.ints["least_span"] = self.host.units(self.device) if chooses else 0, self.span
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
+            self.made += [((4 + 4 * self.parts * chooses,), torch.int32)] * len(t.places)
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
             if self.summed:
                 self.made += shapes

@@ -52,7 +52,8 @@ class Tables:
     backward: chunks are walked from the last to the first.
     end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. declined: the counter that is not
     zero if the first of two builds has declined a call; both run only in a pair. shared: (name,), if all tiles between kernels
-    and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value head.
+    and cores lie in one workspace, which the launcher divides. places: (name,), if kernels choose
+    the chunks of parts. part_workspaces: one tile for each part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -75,7 +76,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
-                                        "workspaces", "end_workspaces", "counters", "shared", "part_workspaces")
+                                        "workspaces", "end_workspaces", "counters", "shared", "places", "part_workspaces")
 
     name: str
     function: str
@@ -103,6 +104,7 @@ class Tables:
     counters: tuple[tuple[str], ...] = ()
     declined: str = ""
     shared: tuple[tuple[str], ...] = ()
+    places: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()

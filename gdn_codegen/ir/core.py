@@ -122,8 +122,8 @@ class Kernel:
     part: of n, instance i processes chunks i, i + n and so on. threads: of a block, or of an instance. registers: of a thread at
     launch. blocks_per_sm: blocks that share a multiprocessor. lanes: neighbours that share a row of a tile, for single tokens;
     piece: columns of it that each moves at once. one_loop: agents that run the same ops over a warm-up and over the part, as one
-    loop. by_length: whether the longest sequences start first. spans: costs by which instances choose the chunks of a part.
-    by_part: whether a launch is for one part of each sequence. start: see passes/launch/overlapping.py. 0: not set."""
+    loop. by_length: whether the longest sequences start first. places: where a kernel stored the chunks of parts, if one chooses
+    them. by_part: whether a launch is for one part of each sequence. start: see passes/launch/overlapping.py. 0: not set."""
     name: str
     grid: str
     body: tuple[Stmt, ...]
@@ -140,7 +140,7 @@ class Kernel:
     piece: int = 0
     one_loop: tuple[str, ...] = ()
     by_length: bool = False
-    spans: tuple[int, ...] = ()
+    places: str = ""
     by_part: bool = False
     start: str = ""
     comments: tuple[tuple[Line, str], ...] = ()

@@ -62,7 +62,7 @@ class Problem:
 #: The kinds of ops whose meaning is here, since it depends on more than operands: on the instance, or on the op's own type.
 OWN_MEANING = frozenset({
     "load", "store", "resume", "warm_up_length", "return_unless_negative", "claim_part", "clear_counter", "claim_item",
-    "set_if_negative", "return_if_zero", "return_if_set",
+    "set_if_negative", "return_if_zero", "return_if_set", "choose_parts", "return_unless_split",
     "next_item", "const", "scalar", "cast", "full", "eye", "expand", "row_max", "of_token", "valid", "latest"})
 
 #: Those of them that take rows by the place of the chunk.
@@ -117,7 +117,7 @@ class Interpreter:
         pr = self.problem
         if t.index in ("number", "numbers"):
             return (len(pr.lengths), *([pr.width] if t.index == "numbers" else []))
-        if t.index == "counter":
+        if t.index in ("counter", "places"):
             return ()
         tile = self.p.shape(t)
         heads = pr.heads if t.heads == "H" else pr.value_heads
@@ -160,7 +160,7 @@ class Interpreter:
             elif t.index == "const":
                 self.memory[t.name] = const_tile(t, self.p.sizes).to(self.dtype(t.dtype))
             elif t.index != "block":
-                dtype = torch.float64 if t.index == "counter" else self.dtype(t.dtype)
+                dtype = torch.float64 if t.index in ("counter", "places") else self.dtype(t.dtype)
                 self.memory[t.name] = torch.full(shape, 0.0 if t.fill == ZEROED else float("nan"), dtype=dtype)
                 if x is not None:
                     self.memory[t.name].copy_(x)
@@ -192,6 +192,8 @@ class Interpreter:
         for o in k.ops:
             if o.kind == "clear_counter":  # once, even if there are no instances
                 self.memory[o.attr("tensor")].zero_()
+            elif o.kind == "choose_parts":  # the problem has the host's parts
+                self.memory[o.attr("tensor")].fill_(self.problem.part(full["C"]) // full["C"])
         blocks = full[k.blocked_dim] // sizes[k.blocked_dim] if k.blocked_dim else 1
         chunk, iteration = full["C"], count()
         halves = 1 + any(isinstance(s, Op) and s.kind == "claim_part" for s in k.body)
@@ -326,10 +328,13 @@ class Interpreter:
         elif kind in ("return_if_zero", "return_if_set"):
             if (self.memory[attrs["tensor"]] == 0) == (kind == "return_if_zero"):
                 raise _Leave
+        elif kind == "return_unless_split":
+            if all(self.problem.parts(n, sizes["C"]) == 1 for n in range(len(self.problem.lengths))):
+                raise _Leave
         elif kind == "claim_part":
             if (2 * env[o.args[0]] > self.problem.part(sizes["C"]) // sizes["C"]) != (at.half == 0):
                 raise _Leave
-        elif kind in ("clear_counter", "claim_item", "next_item"):
+        elif kind in ("claim_item", "next_item"):
             self.item(o, env, at)
         elif kind == "resume":
             env[o.out] = self.resume(k, o, env, at, sizes)

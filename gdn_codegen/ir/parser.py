@@ -112,7 +112,7 @@ def parse_program(text: str) -> Program:
                                   tuple(Agent(a, *x) for a, x in kw.get("agents", {}).items()),
                                   kw.get("slices", 1), kw.get("threads", 0), kw.get("registers", 0),
                                   kw.get("blocks_per_sm", 0), kw.get("lanes", 0), kw.get("piece", 0), kw.get("one_loop", ()),
-                                  kw.get("by_length", False), kw.get("spans", ()), kw.get("by_part", False), kw.get("start", ""),
+                                  kw.get("by_length", False), kw.get("places", ""), kw.get("by_part", False), kw.get("start", ""),
                                   tuple((Line(*line), text) for line, text in kw.get("comments", {}).items())))
             continue
         assert isinstance(n, ast.Expr)

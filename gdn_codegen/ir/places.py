@@ -1,4 +1,5 @@
-"""places: checks where the tiles of a tensor lie in memory, which columns ops move, and which use counters, for `verify`."""
+"""places: checks where the tiles of a tensor lie in memory, which columns ops move, and which use counters or places, for
+`verify`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -49,8 +50,10 @@ def miscounted(p: Program) -> Iterator[str]:
     """An error text for each counter that the program does not use as it must. Either one kernel claims items from it, in a loop
     over items, and an earlier kernel clears it. Each agent of a kernel that claims items goes on with them. Or it says that the
     first of two builds declined a call. In that one a kernel clears it, a later one sets it, and all after that end if it is set.
-    In the other one all kernels end if it is zero. They end before they write other memory."""
+    In the other one all kernels end if it is zero. They end before they write other memory. So for each tensor of places."""
     for t in p.tensors:
+        if t.index == "places":
+            yield from _unplaced(p, t)
         if t.index != "counter":
             continue
         uses = {kind: [n for n, k in enumerate(p.kernels) for o in k.ops if (o.kind, o.attr("tensor")) == (kind, t.name)]
@@ -80,6 +83,18 @@ def miscounted(p: Program) -> Iterator[str]:
         for name in claims.keys() - {None}:
             if name not in (x.name for x in p.tensors if x.index == "counter"):
                 yield f"kernel {k.name} claims items from {name}, which is no counter"
+
+
+def _unplaced(p: Program, t: Tensor) -> Iterator[str]:
+    """An error text if anything but the first kernel chooses the places of parts, or others than later kernels over parts read
+    them."""
+    uses = [(n, o.kind) for n, k in enumerate(p.kernels) for o in k.ops if o.attr("tensor") == t.name]
+    read = [n for n, k in enumerate(p.kernels) if k.places == t.name]
+    others = [x for x in uses if x != (0, "choose_parts") and not (x[1] == "return_unless_split" and x[0] in read)]
+    if others or len([x for x in uses if x[1] == "choose_parts"]) != 1 or any(
+            n == 0 or p.kernels[n].grid != "parts" for n in read):
+        yield (f"places {t.name} are used by {uses} and read by kernels {read}; accepted: the first kernel chooses them, for "
+               "later ones over parts")
 
 
 def _alike(t: Tensor, under: Tensor) -> bool:

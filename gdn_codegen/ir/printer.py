@@ -68,7 +68,7 @@ def kernel_text(k: Kernel) -> str:
         kw["batch"] = k.batch.heads, k.batch.way
     if k.slices != 1:
         kw["slices"] = k.slices
-    kw |= {n: v for n in ("threads", "registers", "blocks_per_sm", "lanes", "piece", "one_loop", "by_length", "spans", "by_part",
+    kw |= {n: v for n in ("threads", "registers", "blocks_per_sm", "lanes", "piece", "one_loop", "by_length", "places", "by_part",
                           "start") if (v := getattr(k, n))}
     if k.comments:
         kw["comments"] = {tuple(line): text for line, text in k.comments}

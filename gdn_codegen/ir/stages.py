@@ -71,9 +71,10 @@ LEGAL = {
         add_rows load.columns store.columns transpose.columns move.transposed valid.given Carry.slots Tensor.slots loop item;
         batch interleaved""",
     "placed..checked": """
-        claim_item next_item matmul.absent
+        claim_item next_item choose_parts return_unless_split matmul.absent
         wait load.channel load.unfilled *.beside *.order Kernel.threads Kernel.registers Kernel.blocks_per_sm
-        Kernel.lanes Kernel.piece Kernel.by_length Kernel.spans Buffer.offset Buffer.agent Buffer.layout Buffer.pad""",
+        Kernel.lanes Kernel.piece Kernel.by_length Kernel.places Buffer.offset Buffer.agent Buffer.layout Buffer.pad
+        index places""",
     "synchronised..checked": "signal fence drain barrier warp_barrier load.tail load.begun Buffer.own Kernel.one_loop",
     "checked": "Program.launch Kernel.start await_kernels",
 }
@@ -108,7 +109,7 @@ _TENSOR = {"optional": False, "fill": "", "strided": False, "at": "", "over": ""
            "least_step": -math.inf, "setting": False}
 _KERNEL = {"blocked_dim": "", "dims": (), "slices": 1, "buffers": (), "agents": (),
            "threads": 0, "registers": 0, "blocks_per_sm": 0, "lanes": 0, "piece": 0, "one_loop": (), "by_length": False,
-           "spans": (), "by_part": False, "start": "", "comments": ()}
+           "places": "", "by_part": False, "start": "", "comments": ()}
 _BUFFER = {"offset": 0, "slots": 1, "agent": "", "dims": (), "layout": "", "pad": 0, "own": False}
 
 
@@ -122,7 +123,7 @@ def features(p: Program) -> Iterator[tuple[str, Kernel | None, Op | None]]:
     for t in p.tensors:
         yield f"index {t.index}", None, None
         yield from ((f, None, None) for f in annotations(t, _TENSOR))
-        if t.dtype != "float32" and t.index not in ("head", "number", "numbers", "counter"):
+        if t.dtype != "float32" and t.index not in ("head", "number", "numbers", "counter", "places"):
             yield "Tensor.dtype", None, None
     for k in p.kernels:
         yield f"grid {k.grid}", k, None

@@ -95,6 +95,8 @@ INDEXING = {
     "block": "`slots` tiles for each core group: a channel between agents that share no memory",
     "counter": "one integer for all instances of a kernel: how many items they have claimed, or whether the first of two "
                "builds has declined the call",
+    "places": "integers by which kernels over parts find their chunks: how many chunks a part has, how many parts there are, and "
+              "for each part its sequence, its first chunk, and the sequence's first token and number of tokens",
     "const": "one tile that all instances read: a mask or table made on the host",
     "head": "one number for each value head, which only `scalar` reads, or one vector",
 }

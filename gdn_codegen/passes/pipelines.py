@@ -64,11 +64,11 @@ from .heads.key_head import heads_by_key_head
 from .heads.threads import heads_by_threads
 from .launch.block_threads import block_threads
 from .launch.by_length import by_length
+from .launch.chosen_parts import chosen_parts
 from .launch.instance_warps import instance_warps
 from .launch.overlapping import overlapping
 from .launch.persistent import persistent
 from .launch.side_by_side import side_by_side
-from .launch.spans import spans
 from .launch.zero_products import zero_products
 from .loops.column_loop import column_loop
 from .loops.column_pieces import column_pieces
@@ -224,7 +224,7 @@ GROUPS: Passes = (
     ("unfilled", lambda p, c: unfilled(p)),
     *BLOCKS,
     ("by_length", lambda p, c: by_length(p, c.schedule)),
-    ("spans", lambda p, c: spans(p, c.groups)),
+    ("chosen_parts", lambda p, c: chosen_parts(p, c.groups)),
     ("persistent", lambda p, c: persistent(p, c.schedule, c.groups)),
     ("zero_products", lambda p, c: zero_products(p)),
     ("check_storage", lambda p, c: check_storage(p)),

@@ -67,6 +67,7 @@ def tables(b: Build, p: Program, kernels: Sequence[KernelText]) -> Tables:
         end_workspaces=tuple(typed(t) for t in named(p, "workspace", "sequence") if t.name not in divided),
         shared=((SHARED,),) if divided else (),
         counters=rows("workspace", "counter", lambda t: (t.name,)),
+        places=rows("workspace", "places", lambda t: (t.name,)),
         part_workspaces=tuple(typed(t) for t in p.role("workspace") if t.index == "part"),
         indices=tuple(t.name for t in p.role("input") if t.index in ("number", "numbers")),
         by_token=rows("input", "numbers", lambda t: t.name), rows=c.rows, slots=c.slots,

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from math import inf
 from typing import Any, Literal
 
 from ..devices.part_cost import PartCost
@@ -27,8 +26,7 @@ class Splits:
     cost: the model of their time. least_tokens: the fewest tokens of a call that is split. walks: the most walks (sequences x
     value heads) of such a call for each multiprocessor. summaries: kernels for summaries of parts. most: the longest warm-up, in
     parts. chosen: whether kernels choose the chunks of a part from the lengths of packed sequences. Where only the device knows
-    these: few_chunks: sequences stay whole if a multiprocessor has fewer chunks, and more than half of them have walks.
-    many_chunks: with so many, half as many walks more are split.
+    these: unsplit_us: what parts take longer if no sequence is split, in microseconds, and for each walk of a multiprocessor.
     channels: for pages with a gate for each channel, the most walks that are split, and the fewest mean tokens, by their classes
     (`Extent.shape_class`); None: none are.
     """
@@ -39,8 +37,7 @@ class Splits:
     summaries: int
     most: int
     chosen: bool = False
-    few_chunks: int = 0
-    many_chunks: float = inf
+    unsplit_us: tuple[float, float] | None = None
     channels: tuple[int, int] | None = None
 
     def of_channels(self, shape_class: tuple[int, ...]) -> bool:

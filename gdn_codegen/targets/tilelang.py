@@ -42,9 +42,9 @@ INSTALL = "pip install 'gdn_codegen[tilelang]'"
 ARCH = "sm_90a"
 #: From this class of value heads times tokens (the last two of Extent.shape_class) on, `fused_walk` also serves parts. A kernel
 #: for inverses then costs more than warm-ups that compute inverses again. Where the host knows that one sequence has more than
-#: twice the mean, that is so from LARGE_UNEVEN on, since a long sequence has many parts, each with a warm-up: on an H200 44 packs
-#: of classes 18 and 19 took 0.93 to 1.41 times as long with `fused_walk` as with `walk`, 1.02 times on average.
-LARGE, LARGE_UNEVEN = 18, 20
+#: twice the mean, that is so from LARGE_UNEVEN on, since a long sequence has many parts, each with a warm-up: on an H200 packs of
+#: class 18 took 0.89 to 1.13 times as long with `fused_walk` as with `walk`, and of class 19 0.84 to 1.01 times.
+LARGE, LARGE_UNEVEN = 18, 19
 #: Up to this class of value heads times tokens, halves of V with operands of an earlier kernel serve parts of few walks. They
 #: have twice the blocks, whose chunks take half the time. Gated DeltaNet on an H200, us with `walk` and with these parts: over
 #: 1024 tokens with 4 heads 15 and 13 where heads forget fast, 31 and 22 where they do not; with 32 heads 24 and 25, 38 and 30;
@@ -100,11 +100,11 @@ def _alone(x: Asked) -> Iterator[Candidate]:
     long_chunks = x.chunk in (None, 64)  # in shorter ones `operand_walk` is for schedules that ask: it lost at some shapes
     halves = x.of_eight <= FEW_OF_EIGHT if x.of_eight else x.shape_class[1] < FEW_WALKS
     early = EARLY if x.inverts and (x.of_eight in EARLY_OF_EIGHT if x.of_eight else halves) else {}
-    if long_chunks and halves and early and x.bounded and not x.channels and x.head_dims == (128, 128):
+    if long_chunks and x.inverts and x.bounded and not x.channels and x.head_dims == (128, 128):
         if x.few and sum(x.shape_class[1:]) <= SMALL:
-            yield Candidate(varied("operand_walk", ARCH, partition="decay", **early, **HALVES[0], **x.residuals),
+            yield Candidate(varied("operand_walk", ARCH, partition="decay", **EARLY, **HALVES[0], **x.residuals),
                             "parts take less time than whole walks, and are few", arch=ARCH)
-        elif x.few is False:
+        elif x.few is False and halves and early:
             yield Candidate(varied("operand_walk", ARCH, **early, **HALVES[0], **x.residuals), "few short walks", arch=ARCH)
     if x.few and not x.channels:
         if sum(x.shape_class[1:]) >= (LARGE_UNEVEN if x.uneven else LARGE):
@@ -161,14 +161,12 @@ PAIRED_MEAN, PAIRED_ALL = 11, {False: 15, True: 17}
 #: a pair, and 324 in parts alone.
 SECOND_WHOLE = (3, 13)
 assert SM_90A.part_cost is not None
-#: No shorter call was timed. With up to two walks for each multiprocessor, and lengths that the host does not know, 16 of 200
-#: random packs were slower and 10 faster (H100). Kernels of parts take 10 to 30 us, or 5 to 10 %, longer than `fused_walk` where
-#: all sequences stay whole. So short calls do not have them if walks may fill the GPU, and long ones do with a few walks more.
-#: With a gate for each channel, the bound of what channels forget takes up to a tenth of the kernel over chunks. On an H200 16
-#: walks of Kimi Delta Attention over 2048 tokens took 95 us in parts and 96 whole, 4 over 8192 tokens 172 and 215; where gates
-#: are -5 or more and forget fast, 68 and 89, 75 and 211. 4 over 1024 tokens took 41 and 39, 24 over 8192 tokens 589 and 433.
+#: No shorter call was timed. With a gate for each channel, the bound of what channels forget takes up to a tenth of the kernel
+#: over chunks. On an H200 16 walks of Kimi Delta Attention over 2048 tokens took 95 us in parts and 96 whole, 4 over 8192 tokens
+#: 172 and 215; where gates are -5 or more and forget fast, 68 and 89, 75 and 211. 4 over 1024 tokens took 41 and 39, 24 over 8192
+#: tokens 589 and 433. unsplit_us: fitted to 30 packs of equal lengths on an H200 (docs/performance/packs.md).
 SPLITS = Splits(SM_90A.part_cost, least_tokens=256, walks=1, summaries=len(SUMMARIES), most=longest_warm_up(SM_90A),
-                chosen=True, few_chunks=24, many_chunks=50, channels=(4, 11))
+                chosen=True, unsplit_us=(12.0, 7.0), channels=(4, 11))
 #: The values of a schedule's `value_heads` to try. 0 means the device's number, which is 1.
 HEADS = {"walk": (0, 4, 2), "fused_walk": (0,)}
 SPACES = (

@@ -342,15 +342,28 @@ __device__ inline float warm_up_length(const float* totals, int stride, int chun
   }
   return chunks <= most && (!summed || before * most <= -bound * chunks) ? chunks : -1;
 }
-// The chunks of a part that take the least time, at least `least`: each lane tries another number of parts of the longest
-// sequence. The model is that of the host (host/parts.py), with all lengths and without SAVING. All threads of a warp call it. All kernels of a call
-// have to find the same number, so times are whole numbers, of 64ths of a chunk.
-// instances: of a part. units: instances that run at a time, 0 for `least`. warm_up, longest: of a part's warm-up, and how many more
-// the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
-__device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size, int least, int instances, int units, int warm_up,
-                                  int longest, int split, int crowded, int start) {
+// Ends the calling thread if `done`. waits: only after the kernels of its call that started earlier have ended.
+__device__ inline void end_if(bool done, bool waits) {
+  if (done) {
+    if (waits) asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("exit;");
+  }
+}
+// Ends the calling thread if the counter is zero, or if it is not (`set`), when the kernels that started earlier have ended, since
+// these still read the counter.
+__device__ inline void return_if(const int* counter, bool set) { end_if((*(const volatile int*)counter != 0) == set, true); }
+// Stores which chunks each part has (types.py, INDEXING "places"): how many, `whole` if each sequence is one part; how many parts
+// there are; then four integers for each part: its sequence, its first chunk, and the first token and the number of tokens of the
+// sequence. Parts of the longest sequence come first. A part has the number of chunks, at least `least`, that takes the least time.
+// Each lane tries another number of parts of the longest sequence. The model is that of the host (host/parts.py), with all lengths.
+// Times are whole numbers, of 64ths of a chunk, so that all warps find the same. All threads of a block call it. Where the host has
+// chosen the parts (no `units`), it stores nothing.
+// instances: of a part. units: instances that run at a time, 0 for parts of the host. warm_up, longest: of a part's warm-up, and how
+// many more the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
+__device__ inline void choose_parts(int* places, const int* cu_seqlens, int sequences, int size, int least, int whole, int instances,
+                                    int units, int warm_up, int longest, int split, int crowded, int start) {
   int lane = threadIdx.x % 32, walk = 0, shortest = 0x7fffffff, total = 0;
-  if (units == 0) return least;
+  if (units == 0) return;
   for (int n = lane; n < sequences; n += 32) {
     int chunks = (cu_seqlens[n + 1] - cu_seqlens[n] + size - 1) / size;
     walk = max(walk, chunks);
@@ -360,8 +373,7 @@ __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size
   walk = __reduce_max_sync(0xffffffffu, walk);
   shortest = __reduce_min_sync(0xffffffffu, shortest);
   total = __reduce_add_sync(0xffffffffu, total);
-  int tried = (walk + least - 1) / least;
-  if (tried <= 1) return least;
+  int tried = max(1, (walk + least - 1) / least);
   int of_walk = tried <= 32 ? min(lane + 1, tried) : 1 + lane * (tried - 1) / 31;
   int span = max(least, (walk + of_walk - 1) / of_walk), parts = 0;
   float share = 1.0f / span;
@@ -380,8 +392,22 @@ __device__ inline int part_chunks(const int* cu_seqlens, int sequences, int size
   time = max(time, waves * (64 * min(shortest, span) + start));
   if (splits) time += split + min(longest, before - warm);
   int best = __reduce_min_sync(0xffffffffu, time);
-  // of equal times that of the longest parts; a reduction, so that the compiler knows that the result is the same in all lanes
-  return __reduce_max_sync(0xffffffffu, time == best ? span : 0);
+  span = __reduce_max_sync(0xffffffffu, time == best ? span : 0);  // of equal times that of the longest parts
+  if (threadIdx.x == 0) places[0] = span >= walk ? whole : span;
+  for (int n = threadIdx.x; n < sequences; n += blockDim.x) {
+    int chunks = (cu_seqlens[n + 1] - cu_seqlens[n] + size - 1) / size, before = 0, rank = 0;
+    for (int m = 0; m < sequences; ++m) {
+      int others = (cu_seqlens[m + 1] - cu_seqlens[m] + size - 1) / size;
+      if (others > chunks || (others == chunks && m < n)) {
+        before += max(1, (others + span - 1) / span);
+        ++rank;
+      }
+    }
+    parts = max(1, (chunks + span - 1) / span);
+    if (rank == sequences - 1) places[1] = before + parts;
+    for (int i = 0; i < parts; ++i)
+      ((int4*)places)[1 + before + i] = make_int4(n, i * span, cu_seqlens[n], cu_seqlens[n + 1] - cu_seqlens[n]);
+  }
 }
 // Zeros in the rows of a tile from `first` on, by the threads of a warp. The tile lies in shared memory in blocks of 128 bytes of
 // columns. A row of a block is contiguous, as swizzling moves pieces within it, and so are all rows that become zero.
@@ -526,10 +552,12 @@ def find_sequence_cuda(cu_seqlens, slot, sequences, size):
 
 
 @T.macro
-def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, costs):
-    """The chunks of a part that take the least time for these lengths, at least `least`. costs: those of Kernel.spans."""
+def choose_parts_cuda(places, cu_seqlens, sequences, size, least, whole, instances, units, costs):
+    """Store which chunks each part has: as many as take the least time for these lengths, at least `least`. For their number
+    `whole` if each sequence is one part. Nothing if `units` is 0, for parts of the host. costs: those of the op choose_parts."""
     T.import_source(HELPERS)
-    return T.call_extern("int32", "part_chunks", cu_seqlens.access_ptr("r"), sequences, size, least, instances, units, *costs)
+    T.call_extern("void", "choose_parts", places.access_ptr("w"), cu_seqlens.access_ptr("r"), sequences, size, least, whole,
+                  instances, units, *costs)
 
 
 @T.macro
@@ -541,6 +569,13 @@ def warm_up_length_cuda(totals, slot, head, chunks, most, bound, summed, step=1)
     last = T.alloc_var(T.int32, init=chunks)  # a variable, since the expression would be repeated
     return T.call_extern("float32", "warm_up_length", T.address_of(totals[slot + step * last, head]), step * totals.shape[1],
                          last, most, bound, summed)
+
+
+@T.macro
+def end_if_cuda(done, waits):
+    """End the thread if `done`. All threads of a block do so. waits: only after kernels that started earlier."""
+    T.import_source(HELPERS)
+    T.call_extern("void", "end_if", done, waits)
 
 
 @T.macro
@@ -619,19 +654,21 @@ def store_tile_cuda(x, tile, thread, transposed=False):
 DEVICE_FUNCTIONS = {
     "cuda": SimpleNamespace(
         as_sums=as_sums_cuda, async_parallel=async_parallel_cuda, barrier=barrier_cuda,
-        below_diagonal=below_diagonal_cuda, blocks_at_least=blocks_at_least_cuda, commit_copy=commit_copy_cuda,
-        copy=copy_cuda, cumsums=cumsums_cuda, expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda,
-        fragment=fragment_cuda, gemm=gemm_sm_90a, kernel=kernel_cuda, load_transposed=load_transposed_cuda,
-        parallel=parallel_cuda, part_chunks=part_chunks_cuda, shared=shared_cuda, staged=staged_cuda,
-        start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda, store_tile=store_tile_cuda,
-        wait_copies=wait_copies_cuda, wait_for_earlier_kernels=wait_for_earlier_kernels_cuda,
-        warm_up_length=warm_up_length_cuda, whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
+        below_diagonal=below_diagonal_cuda, blocks_at_least=blocks_at_least_cuda, choose_parts=choose_parts_cuda,
+        commit_copy=commit_copy_cuda, copy=copy_cuda, cumsums=cumsums_cuda, end_if=end_if_cuda,
+        expect_swizzled=expect_swizzled_cuda, find_sequence=find_sequence_cuda, fragment=fragment_cuda,
+        gemm=gemm_sm_90a, kernel=kernel_cuda, load_transposed=load_transposed_cuda, parallel=parallel_cuda,
+        shared=shared_cuda, staged=staged_cuda, start_next_kernel=start_next_kernel_cuda, store_tail=store_tail_cuda,
+        store_tile=store_tile_cuda, wait_copies=wait_copies_cuda,
+        wait_for_earlier_kernels=wait_for_earlier_kernels_cuda, warm_up_length=warm_up_length_cuda,
+        whole_inverses=whole_inverses_cuda, zero_tail=zero_tail_cuda),
 }
 
 
 # --- kernels: B batches of L tokens, or one of packed sequences that end at cu_seqlens --------------------------------
 def G_Tinv_below_beta_F_chunk_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
+    n_part_places = T.dynamic("n_part_places")
 
     @T.prim_func
     def G_Tinv_below_beta_F_chunk_kernel(
@@ -642,8 +679,12 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
         Tinv_below_ws: T.Tensor((slots, HV, C, C), T.float16),
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
+        part_places: T.Tensor((n_part_places,), T.int32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
+        least_span: T.int32,
+        part_instances: T.int32,
+        units: T.int32,
     ):
         with t.kernel(slots * T.truncdiv(HV, 4), threads=128) as instance:
             slot = T.alloc_var(T.int32, init=T.truncdiv(instance, T.truncdiv(HV, 4)))
@@ -683,6 +724,18 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
             F_chunk_h3 = T.alloc_var(T.float32)
             t.blocks_at_least(6)
             t.start_next_kernel()
+            if slot + group == 0:
+                t.choose_parts(
+                    part_places,
+                    cu_seqlens,
+                    ends - 1,
+                    C,
+                    least_span,
+                    slots,
+                    part_instances,
+                    units,
+                    (192, 160, 123, 90, 77),
+                )
             if chunk * C < length:
                 row = start - b * L + chunk * C
                 rows = length - chunk * C
@@ -846,7 +899,7 @@ def G_Tinv_below_beta_F_chunk_kernel(t):
 
 def S_offset_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
-    n_initial_state = T.dynamic("n_initial_state")
+    n_initial_state, n_part_places = T.dynamic("n_initial_state, n_part_places")
     n_S_warm_up, n_S_offset = T.dynamic("n_S_warm_up, n_S_offset")
 
     @T.prim_func
@@ -860,27 +913,45 @@ def S_offset_kernel(t):
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
         S_warm_up: T.Tensor((n_S_warm_up, HV), T.float32),
         S_offset: T.Tensor((n_S_offset, HV, K, V), T.float32),
+        part_places: T.Tensor((n_part_places,), T.int32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         parts: T.int32,
         least_span: T.int32,
         has_initial_state: T.int32,
         summed: T.int32,
-        part_instances: T.int32,
         units: T.int32,
     ):
-        with t.kernel(parts, HV, threads=512) as (part, hv):
+        with t.kernel(parts * HV, threads=512) as instance:
+            part = T.alloc_var(T.int32)
+            hv = T.alloc_var(T.int32)
+            if units != 0:
+                part = T.truncdiv(instance, HV)
+                hv = instance - part * HV
+            else:
+                hv = T.truncdiv(instance, parts)
+                part = instance - hv * parts
+            if units != 0:
+                t.wait_for_earlier_kernels()
+            span = T.alloc_var(T.int32, init=T.if_then_else(units != 0, part_places[0], least_span))
+            n = T.alloc_var(T.int32)
+            first = T.alloc_var(T.int32)
+            start = T.alloc_var(T.int32)
+            length = T.alloc_var(T.int32)
+            if units != 0:
+                n = part_places[4 * (part + 1) + 0]
+                first = part_places[4 * (part + 1) + 1]
+                start = part_places[4 * (part + 1) + 2]
+                length = part_places[4 * (part + 1) + 3]
+            chosen = T.if_then_else(units != 0, part_places[1], parts)
+            t.end_if(span == slots or part >= chosen, True)
+            if units == 0:
+                n = t.find_sequence(cu_seqlens, part, ends - 1, C * span)
+                start = cu_seqlens[n]
+                length = cu_seqlens[n + 1] - start
+                first = (part - (T.truncdiv(start, C * span) + n)) * span
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
-            span = T.alloc_var(
-                T.int32,
-                init=t.part_chunks(cu_seqlens, ends - 1, C, least_span, part_instances, units, (192, 160, 123, 90, 77)),
-            )
-            size = C * span
-            n = t.find_sequence(cu_seqlens, part, ends - 1, size)
             b = n * batched
-            start = cu_seqlens[n]
-            length = cu_seqlens[n + 1] - start
-            first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             S = t.fragment((V, K), T.float32)
             warm_up_next = T.alloc_var(T.float32)
@@ -1055,6 +1126,7 @@ def S_offset_kernel(t):
 
 def S_factor_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
+    n_part_places = T.dynamic("n_part_places")
     n_S_factor = T.dynamic("n_S_factor")
 
     @T.prim_func
@@ -1065,27 +1137,43 @@ def S_factor_kernel(t):
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
         S_factor: T.Tensor((n_S_factor, HV, K, K), T.float16),
+        part_places: T.Tensor((n_part_places,), T.int32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         parts: T.int32,
         least_span: T.int32,
         summed: T.int32,
-        part_instances: T.int32,
         units: T.int32,
     ):
-        with t.kernel(parts, HV, threads=512) as (part, hv):
+        with t.kernel(parts * HV, threads=512) as instance:
             t.start_next_kernel()
+            part = T.alloc_var(T.int32)
+            hv = T.alloc_var(T.int32)
+            if units != 0:
+                part = T.truncdiv(instance, HV)
+                hv = instance - part * HV
+            else:
+                hv = T.truncdiv(instance, parts)
+                part = instance - hv * parts
+            span = T.alloc_var(T.int32, init=T.if_then_else(units != 0, part_places[0], least_span))
+            n = T.alloc_var(T.int32)
+            first = T.alloc_var(T.int32)
+            start = T.alloc_var(T.int32)
+            length = T.alloc_var(T.int32)
+            if units != 0:
+                n = part_places[4 * (part + 1) + 0]
+                first = part_places[4 * (part + 1) + 1]
+                start = part_places[4 * (part + 1) + 2]
+                length = part_places[4 * (part + 1) + 3]
+            chosen = T.if_then_else(units != 0, part_places[1], parts)
+            t.end_if(span == slots or part >= chosen, part + hv == 0)
+            if units == 0:
+                n = t.find_sequence(cu_seqlens, part, ends - 1, C * span)
+                start = cu_seqlens[n]
+                length = cu_seqlens[n + 1] - start
+                first = (part - (T.truncdiv(start, C * span) + n)) * span
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
-            span = T.alloc_var(
-                T.int32,
-                init=t.part_chunks(cu_seqlens, ends - 1, C, least_span, part_instances, units, (192, 160, 123, 90, 77)),
-            )
-            size = C * span
-            n = t.find_sequence(cu_seqlens, part, ends - 1, size)
             b = n * batched
-            start = cu_seqlens[n]
-            length = cu_seqlens[n + 1] - start
-            first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             S = t.fragment((K, K), T.float32)
             warm_up = T.alloc_var(T.float32)
@@ -1237,6 +1325,7 @@ def S_factor_kernel(t):
 
 def S_start_kernel(t):
     HV, slots, ends = T.dynamic("HV, slots, ends")
+    n_part_places = T.dynamic("n_part_places")
     n_S_warm_up, n_S_offset, n_S_factor, n_S_start = T.dynamic("n_S_warm_up, n_S_offset, n_S_factor, n_S_start")
     BV = 32
 
@@ -1247,25 +1336,47 @@ def S_start_kernel(t):
         S_offset: T.Tensor((n_S_offset, HV, K, V), T.float32),
         S_factor: T.Tensor((n_S_factor, HV, K, K), T.float16),
         S_start: T.Tensor((n_S_start, HV, K, V), T.float32),
+        part_places: T.Tensor((n_part_places,), T.int32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         parts: T.int32,
         least_span: T.int32,
         summed: T.int32,
-        part_instances: T.int32,
         units: T.int32,
     ):
-        with t.kernel(parts, HV, (V // BV), threads=256) as (part, hv, block):
+        with t.kernel(parts * HV * (V // BV), threads=256) as instance:
             t.start_next_kernel()
-            span = T.alloc_var(
-                T.int32,
-                init=t.part_chunks(cu_seqlens, ends - 1, C, least_span, part_instances, units, (192, 160, 123, 90, 77)),
-            )
-            size = C * span
-            n = t.find_sequence(cu_seqlens, part, ends - 1, size)
-            start = cu_seqlens[n]
-            length = cu_seqlens[n + 1] - start
-            first = (part - (T.truncdiv(start, size) + n)) * span
+            outer_2 = T.alloc_var(T.int32)
+            block = T.alloc_var(T.int32)
+            part = T.alloc_var(T.int32)
+            hv = T.alloc_var(T.int32)
+            if units != 0:
+                outer_2 = T.truncdiv(instance, (V // BV))
+                block = instance - outer_2 * (V // BV)
+                part = T.truncdiv(outer_2, HV)
+                hv = outer_2 - part * HV
+            else:
+                outer_2 = T.truncdiv(instance, parts)
+                part = instance - outer_2 * parts
+                block = T.truncdiv(outer_2, HV)
+                hv = outer_2 - block * HV
+            span = T.alloc_var(T.int32, init=T.if_then_else(units != 0, part_places[0], least_span))
+            n = T.alloc_var(T.int32)
+            first = T.alloc_var(T.int32)
+            start = T.alloc_var(T.int32)
+            length = T.alloc_var(T.int32)
+            if units != 0:
+                n = part_places[4 * (part + 1) + 0]
+                first = part_places[4 * (part + 1) + 1]
+                start = part_places[4 * (part + 1) + 2]
+                length = part_places[4 * (part + 1) + 3]
+            chosen = T.if_then_else(units != 0, part_places[1], parts)
+            t.end_if(span == slots or part >= chosen, part + hv + block == 0)
+            if units == 0:
+                n = t.find_sequence(cu_seqlens, part, ends - 1, C * span)
+                start = cu_seqlens[n]
+                length = cu_seqlens[n + 1] - start
+                first = (part - (T.truncdiv(start, C * span) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             warm_up = T.alloc_var(T.float32)
             warm_up_next = T.alloc_var(T.float32)
@@ -1349,7 +1460,7 @@ def S_start_kernel(t):
 
 def o_S_kernel(t):
     B, L, H, HV, slots, ends = T.dynamic("B, L, H, HV, slots, ends")
-    n_initial_state, n_final_state = T.dynamic("n_initial_state, n_final_state")
+    n_initial_state, n_final_state, n_part_places = T.dynamic("n_initial_state, n_final_state, n_part_places")
     n_S_start = T.dynamic("n_S_start")
 
     @T.prim_func
@@ -1365,6 +1476,7 @@ def o_S_kernel(t):
         beta_ws: T.Tensor((slots, HV, C), T.float32),
         F_chunk_ws: T.Tensor((slots, HV), T.float32),
         S_start: T.Tensor((n_S_start, HV, K, V), T.float32),
+        part_places: T.Tensor((n_part_places,), T.int32),
         cu_seqlens: T.Tensor((ends,), T.int32),
         batched: T.int32,
         parts: T.int32,
@@ -1373,24 +1485,45 @@ def o_S_kernel(t):
         has_final_state: T.int32,
         summed: T.int32,
         clear_o: T.int32,
-        part_instances: T.int32,
         units: T.int32,
         scale: T.float32,
     ):
-        with t.kernel(parts, 2 * HV, threads=512) as (part, pair_index):
-            instance = T.alloc_var(T.int32, init=T.truncdiv(pair_index, HV))
-            hv = T.alloc_var(T.int32, init=pair_index - instance * HV)
+        with t.kernel(2 * parts * HV, threads=512) as instance:
+            outer_2 = T.alloc_var(T.int32)
+            hv = T.alloc_var(T.int32)
+            half = T.alloc_var(T.int32)
+            part = T.alloc_var(T.int32)
+            if units != 0:
+                outer_2 = T.truncdiv(instance, HV)
+                hv = instance - outer_2 * HV
+                half = T.truncdiv(outer_2, parts)
+                part = outer_2 - half * parts
+            else:
+                outer_2 = T.truncdiv(instance, parts)
+                part = instance - outer_2 * parts
+                half = T.truncdiv(outer_2, HV)
+                hv = outer_2 - half * HV
+            if units != 0 and summed == 0:
+                t.wait_for_earlier_kernels()
+            span = T.alloc_var(T.int32, init=T.if_then_else(units != 0, part_places[0], least_span))
+            n = T.alloc_var(T.int32)
+            first = T.alloc_var(T.int32)
+            start = T.alloc_var(T.int32)
+            length = T.alloc_var(T.int32)
+            if units != 0:
+                n = part_places[4 * (part + 1) + 0]
+                first = part_places[4 * (part + 1) + 1]
+                start = part_places[4 * (part + 1) + 2]
+                length = part_places[4 * (part + 1) + 3]
+            chosen = T.if_then_else(units != 0, part_places[1], parts)
+            t.end_if(part >= chosen, part + hv == 0)
+            if units == 0:
+                n = t.find_sequence(cu_seqlens, part, ends - 1, C * span)
+                start = cu_seqlens[n]
+                length = cu_seqlens[n + 1] - start
+                first = (part - (T.truncdiv(start, C * span) + n)) * span
             h = T.alloc_var(T.int32, init=T.truncdiv(hv, T.truncdiv(HV, H)))
-            span = T.alloc_var(
-                T.int32,
-                init=t.part_chunks(cu_seqlens, ends - 1, C, least_span, part_instances, units, (192, 160, 123, 90, 77)),
-            )
-            size = C * span
-            n = t.find_sequence(cu_seqlens, part, ends - 1, size)
             b = n * batched
-            start = cu_seqlens[n]
-            length = cu_seqlens[n + 1] - start
-            first = (part - (T.truncdiv(start, size) + n)) * span
             stop = T.min(first + span, T.ceildiv(length, C))
             S = t.fragment((V, K), T.float32)
             warm_up = T.alloc_var(T.float32)
@@ -1439,10 +1572,12 @@ def o_S_kernel(t):
                 t.wait_for_earlier_kernels()
             if part + hv == 0:
                 t.wait_for_earlier_kernels()
-            if clear_o != 0 and instance == 0:
+            if clear_o != 0 and half == 0:
                 row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)
+                last_part = units != 0 and (first + span) * C >= length
+                last_row = T.if_then_else(last_part, row_end, T.min((first + span) * C, row_end))
                 clear_begin = T.alloc_var(T.int32, init=T.max(first * C, length))
-                clear_end = T.alloc_var(T.int32, init=T.min((first + span) * C, row_end))
+                clear_end = T.alloc_var(T.int32, init=last_row)
                 for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):
                     row = start - b * L + clear_begin + rest * C
                     rows = clear_end - clear_begin - rest * C
@@ -1460,7 +1595,7 @@ def o_S_kernel(t):
                     summed,
                 )
                 begin = first - T.max(T.cast(warm_up, T.int32), 0)
-                if (warm_up * 2 > span) == (instance == 0):
+                if (warm_up * 2 > span) == (half == 0):
                     if warm_up < 0:
                         t.wait_for_earlier_kernels()
                     tx = T.get_thread_binding()
@@ -1830,7 +1965,8 @@ class Tables:
     backward: chunks are walked from the last to the first.
     end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. declined: the counter that is not
     zero if the first of two builds has declined a call; both run only in a pair. shared: (name,), if all tiles between kernels
-    and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value head.
+    and cores lie in one workspace, which the launcher divides. places: (name,), if kernels choose
+    the chunks of parts. part_workspaces: one tile for each part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -1853,7 +1989,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
-                                        "workspaces", "end_workspaces", "counters", "shared", "part_workspaces")
+                                        "workspaces", "end_workspaces", "counters", "shared", "places", "part_workspaces")
 
     name: str
     function: str
@@ -1881,6 +2017,7 @@ class Tables:
     counters: tuple[tuple[str], ...] = ()
     declined: str = ""
     shared: tuple[tuple[str], ...] = ()
+    places: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -2391,25 +2528,14 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
 
 #: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
 TAIL = 0.4
-#: Parts of uneven sequences are taken if they save an eighth of the time of whole ones, by the model. Of 371 packs on an H200
-#: that it would split otherwise, 6 then take more than 1.2 times as long as the fastest build, instead of 12. This decides which
-#: build a call gets. A build in parts chooses their length without it.
-SAVING = 0.875
-#: Where kernels choose the chunks of a part, a call has kernels for summaries if a sequence may have more chunks than the limit
-#: of warm-ups (`warm_up_limit`) times this. Without them a call took 10 us less on an H200. But a head that forgets nothing then
-#: warms up from the start of its sequence: with 96 chunks that took 143 us, and 71 with summaries.
-ALL_WARMED = 1.5
-#: The most sequences whose lengths a kernel compares to choose the chunks of a part. With more it would take as long as a chunk.
+#: The most sequences whose lengths a kernel compares to choose the parts. With more it would take as long as a few chunks.
 COMPARED = 256
 #: Where kernels choose the chunks of a part, they choose at least so many that parts fill the GPU once, and of long sequences
-#: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and an instance without a part
-#: takes a microsecond.
+#: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and so many as run at a time take a
+#: microsecond if they have no part.
 FINEST, LONG = 3, 32
 #: How many parts that follow one another a sequence has, and the least chunks of one.
 PIPELINED, LEAST_PIPELINED = 3, 16
-#: With kernels for summaries a call has five that find the chunks of a part, each in a microsecond. That is more than it saves
-#: where sequences have fewer chunks, times value heads.
-SEARCHED = 4096
 
 
 @dataclass(frozen=True)
@@ -2454,12 +2580,12 @@ def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost, chosen: 
     """True if a call with a sequence of `chunks` chunks has kernels for summaries: warm-ups may take more time than these.
 
     That is so if a whole part may begin later than the longest warm-up reaches. span: chunks of a part. most: the longest
-    warm-up, in parts. chosen: whether kernels choose the chunks of a part; then the length of the sequence decides (ALL_WARMED).
+    warm-up, in parts. chosen: whether kernels choose the chunks of a part; then the length of the sequence decides.
 
     Results are right in any case. Without summaries a warm-up may reach back to the start of the sequence, however far that is.
     """
     if chosen:
-        return chunks > ALL_WARMED * cost.warm_up_limit
+        return chunks > cost.warm_up_limit
     return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
@@ -2485,7 +2611,7 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
         walk, share = walk + cost.start_chunks, (total + walks * cost.start_chunks) * instances / units
         return max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 
-    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us * (1 if even else SAVING)
+    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
     for n in range(2, x.longest + 1):
         span = -(-x.longest // n)
         of_longest = -(-x.longest // span)
@@ -2675,12 +2801,12 @@ class Plan:
             longest = self.longest if chooses and self.longest else self.tokens
             self.summed = int(bool(t.summaries) and _needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost,
                                                                      chooses))
-            chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
             if chooses:
                 self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
             self.ints["part_instances"] = self.host.part_instances(self.value_heads)
-            self.ints["units"] = self.host.units(self.device) if chooses else 0
+            self.ints["units"], self.ints["least_span"] = self.host.units(self.device) if chooses else 0, self.span
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
+            self.made += [((4 + 4 * self.parts * chooses,), torch.int32)] * len(t.places)
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
             if self.summed:
                 self.made += shapes
@@ -3135,10 +3261,6 @@ class Host:
         several = packed and 1 < sequences <= COMPARED
         return given and several and self.partition and not self.part_chunks and device.type != "cpu"
 
-    def saves_little(self, tokens: int, value_heads: int) -> bool:
-        """Whether a call with summaries has too few chunks for kernels that choose the chunks of a part."""
-        return -(-tokens // self.tables.chunk) * self.part_instances(value_heads) < SEARCHED
-
     def finest(self, span: int, tokens: int, value_heads: int, device: torch.device) -> int:
         """The fewest chunks of a part that kernels may choose, if `span` is best for one sequence of all tokens."""
         chunks = -(-tokens // self.tables.chunk)
@@ -3165,7 +3287,7 @@ class Host:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
             chooses = self.chooses_parts(torch.device(device), True, sequences)
             if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost, chooses):
-                if chooses and not self.saves_little(tokens, value_heads):
+                if chooses:
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         if t.pipelined:
@@ -4029,18 +4151,18 @@ TABLES = Tables(
         ("o", (128,), "float16"),
     ),
     kernels=(
-        ("G_Tinv_below_beta_F_chunk", "chunks", 1, ("k", "g", "beta", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws"), ()),
-        ("S_offset", "parts", 1, ("k", "v", "initial_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_offset"), ()),
-        ("S_factor", "parts", 1, ("k", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_factor"), ()),
-        ("S_start", "parts", 4, ("F_chunk_ws", "S_warm_up", "S_offset", "S_factor", "S_start"), ()),
-        ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_start"), ("scale",)),
+        ("G_Tinv_below_beta_F_chunk", "chunks", 1, ("k", "g", "beta", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "part_places"), ()),
+        ("S_offset", "parts", 1, ("k", "v", "initial_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_warm_up", "S_offset", "part_places"), ()),
+        ("S_factor", "parts", 1, ("k", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_factor", "part_places"), ()),
+        ("S_start", "parts", 4, ("F_chunk_ws", "S_warm_up", "S_offset", "S_factor", "S_start", "part_places"), ()),
+        ("o_S", "parts", 1, ("q", "k", "v", "o", "initial_state", "final_state", "G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "S_start", "part_places"), ("scale",)),
     ),
     ints={
-        "G_Tinv_below_beta_F_chunk": (),
-        "S_offset": ("has_initial_state", "summed", "part_instances", "units"),
-        "S_factor": ("summed", "part_instances", "units"),
-        "S_start": ("summed", "part_instances", "units"),
-        "o_S": ("has_initial_state", "has_final_state", "summed", "clear_o", "part_instances", "units"),
+        "G_Tinv_below_beta_F_chunk": ("least_span", "part_instances", "units"),
+        "S_offset": ("has_initial_state", "summed", "units"),
+        "S_factor": ("summed", "units"),
+        "S_start": ("summed", "units"),
+        "o_S": ("has_initial_state", "has_final_state", "summed", "clear_o", "units"),
     },
     scalars={"scale": 0.08838834764831845},
     initial=(
@@ -4054,6 +4176,9 @@ TABLES = Tables(
         ("Tinv_below_ws", (64, 64), "float16"),
         ("beta_ws", (64,), "float32"),
         ("F_chunk_ws", (), "float32"),
+    ),
+    places=(
+        ("part_places",),
     ),
     part_workspaces=(
         ("S_warm_up", (), "float32"),
@@ -4078,7 +4203,7 @@ _launcher = TileLangLauncher(
         "S_start": S_start_kernel,
         "o_S": o_S_kernel,
     }, DEVICE_FUNCTIONS, stored={
-        "G_Tinv_below_beta_F_chunk": ["G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws"],
+        "G_Tinv_below_beta_F_chunk": ["G_ws", "Tinv_below_ws", "beta_ws", "F_chunk_ws", "part_places"],
         "S_offset": ["S_warm_up", "S_offset"],
         "S_factor": ["S_factor"],
         "S_start": ["S_start"],

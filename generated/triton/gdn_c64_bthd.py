@@ -273,7 +273,8 @@ class Tables:
     backward: chunks are walked from the last to the first.
     end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. declined: the counter that is not
     zero if the first of two builds has declined a call; both run only in a pair. shared: (name,), if all tiles between kernels
-    and cores lie in one workspace, which the launcher divides. part_workspaces: one tile for each part and value head.
+    and cores lie in one workspace, which the launcher divides. places: (name,), if kernels choose
+    the chunks of parts. part_workspaces: one tile for each part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).
@@ -296,7 +297,7 @@ class Tables:
 
     #: The fields whose tensors a call holds, in this order. `indices` come last.
     ORDER: ClassVar[tuple[str, ...]] = ("inputs", "head_inputs", "chunk_inputs", "initial", "final", "checkpoints", "outputs",
-                                        "workspaces", "end_workspaces", "counters", "shared", "part_workspaces")
+                                        "workspaces", "end_workspaces", "counters", "shared", "places", "part_workspaces")
 
     name: str
     function: str
@@ -324,6 +325,7 @@ class Tables:
     counters: tuple[tuple[str], ...] = ()
     declined: str = ""
     shared: tuple[tuple[str], ...] = ()
+    places: tuple[tuple[str], ...] = ()
     part_workspaces: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     indices: tuple[str, ...] = ()
     by_token: tuple[str, ...] = ()
@@ -834,25 +836,14 @@ def _check_buffers(buffers: Sequence[Any], shapes: Sequence[tuple[str, tuple[int
 
 #: How much of the longest walk the last of uneven walks takes after the rest have ended. Fitted to 32 packs on an H100.
 TAIL = 0.4
-#: Parts of uneven sequences are taken if they save an eighth of the time of whole ones, by the model. Of 371 packs on an H200
-#: that it would split otherwise, 6 then take more than 1.2 times as long as the fastest build, instead of 12. This decides which
-#: build a call gets. A build in parts chooses their length without it.
-SAVING = 0.875
-#: Where kernels choose the chunks of a part, a call has kernels for summaries if a sequence may have more chunks than the limit
-#: of warm-ups (`warm_up_limit`) times this. Without them a call took 10 us less on an H200. But a head that forgets nothing then
-#: warms up from the start of its sequence: with 96 chunks that took 143 us, and 71 with summaries.
-ALL_WARMED = 1.5
-#: The most sequences whose lengths a kernel compares to choose the chunks of a part. With more it would take as long as a chunk.
+#: The most sequences whose lengths a kernel compares to choose the parts. With more it would take as long as a few chunks.
 COMPARED = 256
 #: Where kernels choose the chunks of a part, they choose at least so many that parts fill the GPU once, and of long sequences
-#: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and an instance without a part
-#: takes a microsecond.
+#: FINEST times, with LONG chunks or more. The host launches instances for the shortest parts, and so many as run at a time take a
+#: microsecond if they have no part.
 FINEST, LONG = 3, 32
 #: How many parts that follow one another a sequence has, and the least chunks of one.
 PIPELINED, LEAST_PIPELINED = 3, 16
-#: With kernels for summaries a call has five that find the chunks of a part, each in a microsecond. That is more than it saves
-#: where sequences have fewer chunks, times value heads.
-SEARCHED = 4096
 
 
 @dataclass(frozen=True)
@@ -897,12 +888,12 @@ def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost, chosen: 
     """True if a call with a sequence of `chunks` chunks has kernels for summaries: warm-ups may take more time than these.
 
     That is so if a whole part may begin later than the longest warm-up reaches. span: chunks of a part. most: the longest
-    warm-up, in parts. chosen: whether kernels choose the chunks of a part; then the length of the sequence decides (ALL_WARMED).
+    warm-up, in parts. chosen: whether kernels choose the chunks of a part; then the length of the sequence decides.
 
     Results are right in any case. Without summaries a warm-up may reach back to the start of the sequence, however far that is.
     """
     if chosen:
-        return chunks > ALL_WARMED * cost.warm_up_limit
+        return chunks > cost.warm_up_limit
     return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
@@ -928,7 +919,7 @@ def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summ
         walk, share = walk + cost.start_chunks, (total + walks * cost.start_chunks) * instances / units
         return max(walk, share if waves == 1 else crowded * share + TAIL * walk)
 
-    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us * (1 if even else SAVING)
+    best, least = None, makespan(x.longest, sequences, chunks) * cost.chunk_us
     for n in range(2, x.longest + 1):
         span = -(-x.longest // n)
         of_longest = -(-x.longest // span)
@@ -1118,12 +1109,12 @@ class Plan:
             longest = self.longest if chooses and self.longest else self.tokens
             self.summed = int(bool(t.summaries) and _needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost,
                                                                      chooses))
-            chooses = chooses and not (self.summed and self.host.saves_little(self.tokens, self.value_heads))
             if chooses:
                 self.span = self.host.finest(self.span, self.tokens, self.value_heads, self.device)
             self.ints["part_instances"] = self.host.part_instances(self.value_heads)
-            self.ints["units"] = self.host.units(self.device) if chooses else 0
+            self.ints["units"], self.ints["least_span"] = self.host.units(self.device) if chooses else 0, self.span
             self.parts = self.batch * self.tokens // (t.chunk * self.span) + self.sequences
+            self.made += [((4 + 4 * self.parts * chooses,), torch.int32)] * len(t.places)
             shapes = [((self.parts, self.value_heads, *dims), _FLOATS[dtype]) for _, dims, dtype in t.part_workspaces]
             if self.summed:
                 self.made += shapes
@@ -1578,10 +1569,6 @@ class Host:
         several = packed and 1 < sequences <= COMPARED
         return given and several and self.partition and not self.part_chunks and device.type != "cpu"
 
-    def saves_little(self, tokens: int, value_heads: int) -> bool:
-        """Whether a call with summaries has too few chunks for kernels that choose the chunks of a part."""
-        return -(-tokens // self.tables.chunk) * self.part_instances(value_heads) < SEARCHED
-
     def finest(self, span: int, tokens: int, value_heads: int, device: torch.device) -> int:
         """The fewest chunks of a part that kernels may choose, if `span` is best for one sequence of all tokens."""
         chunks = -(-tokens // self.tables.chunk)
@@ -1608,7 +1595,7 @@ class Host:
             span = self.span(tokens, sequences, value_heads, torch.device(device))
             chooses = self.chooses_parts(torch.device(device), True, sequences)
             if _needs_summaries(-(-tokens // t.chunk), span, t.most, t.part_cost, chooses):
-                if chooses and not self.saves_little(tokens, value_heads):
+                if chooses:
                     span = self.finest(span, tokens, value_heads, torch.device(device))
                 held.append((tokens // (t.chunk * span) + sequences, t.part_workspaces))
         if t.pipelined:

@@ -60,3 +60,51 @@ def test_without_summaries_a_warm_up_has_no_limit(target):
     (found,) = m.HOST.plans.values()
     assert not found.summed and (found.parts - 1) * span > min(m.HOST.tables.most * span, span + 50)
     assert all(rms_error(a.cpu(), b) < 1e-2 for a, b in zip((o[0], S), expected(x), strict=True))
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("before, after", [([700] * 8, [3500, 10, 90, 0, 1000, 500, 300, 200]),
+                                           ([20, 5000, 580], [1900, 1800, 1900])], ids=["longer", "shorter"])
+@pytest.mark.parametrize("target", HERE)
+def test_a_graph_follows_lengths_that_the_host_was_not_told(target, before, after, known):
+    """Kernels choose the parts of the lengths that they find, on which the host has no say but for the instances."""
+    x = problem(before, H, HV, 128, 128, torch.bfloat16)
+    x["g"] = torch.tensor(GATES).repeat(HV // len(GATES)) * torch.rand(sum(before), 1, generator=torch.Generator().manual_seed(1))
+    ends = torch.tensor([0, *torch.tensor(before).cumsum(0).tolist()])
+    here = ends.int().cuda()
+    given = [x[n][None].cuda() for n in ("q", "k", "v", "g", "beta")]
+
+    S0, graph = x["S"].cuda(), torch.cuda.CUDAGraph()
+
+    def call():
+        return chunk_gated_delta_rule(*given, initial_state=S0, output_final_state=True, cu_seqlens=here, target=target,
+                                      **({"cu_seqlens_cpu": ends} if known else {}))
+
+    call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        o, S = call()
+    here.copy_(torch.tensor([0, *torch.tensor(after).cumsum(0).tolist()]))
+    for result in (o, S):
+        result.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    some = [0, 1, 6, 15]
+    want = expected({**heads(x, some), "lengths": after})
+    for h, o_, S_ in zip(some, want[0].unbind(1), want[1].unbind(1), strict=True):
+        assert rms_error(o[0, :, h].cpu(), o_) < 1e-2 and rms_error(S[:, h].cpu(), S_) < 1e-2, GATES[h % len(GATES)]
+
+
+@pytest.mark.parametrize("lengths", [[4000, 100, 300], [300, 4000, 0], [64] * 40], ids=lambda x: f"{len(x)}of{sum(x)}")
+@pytest.mark.parametrize("target", HERE)
+def test_rows_of_no_sequence_are_zero(target, lengths):
+    """Kernels over parts that they choose have none for the rows past the last sequence."""
+    x, rest = problem(lengths, H, HV, 128, 128, torch.bfloat16, gate=-0.1), 3000
+    given = [torch.nn.functional.pad(x[n], (*[0, 0] * (x[n].dim() - 1), 0, rest), value=1.0)[None].cuda()
+             for n in ("q", "k", "v", "g", "beta")]
+    ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]).cuda()
+    o, S = chunk_gated_delta_rule(*given, initial_state=x["S"].cuda(), output_final_state=True, cu_seqlens=ends, target=target)
+    assert o.shape[1] == sum(lengths) + rest and not o[:, sum(lengths):].any()
+    some = [0, 15]
+    want = expected(heads(x, some))
+    assert rms_error(o[0, :sum(lengths), some].cpu(), want[0]) < 1e-2 and rms_error(S[:, some].cpu(), want[1]) < 1e-2

@@ -1,4 +1,4 @@
-"""What an instance finds from the lengths of all sequences: device functions, run by 32 lanes on a CPU in place of a warp."""
+"""What kernels find from the lengths of all sequences: device functions, run by 32 lanes on a CPU in place of a warp."""
 import random
 import shutil
 import subprocess
@@ -15,23 +15,24 @@ COSTS = [(192, 160, 123, 90, 77), (128, 0, 64, 64, 0)]
 PROGRAM = """
 #include "{warp}"
 #include "{by_length}"
-#include "{part_chunks}"
+#include "{choose_parts}"
 #include <cstdio>
 int main() {{
   int sequences, least, instances, units;
   while (std::scanf("%d %d %d %d", &sequences, &least, &instances, &units) == 4) {{
     std::vector<int> ends(sequences + 1), order(sequences);
     for (int n = 0, tokens; n < sequences && std::scanf("%d", &tokens); ++n) ends[n + 1] = ends[n] + tokens;
-    int span[32];
+    int launched = ends[sequences] / (64 * least) + sequences, whole = ends[sequences] / 64 + sequences;
+    std::vector<int> places(4 * (1 + launched), -1);
     as_warp([&] {{
       for (int rank = 0; rank < sequences; ++rank) {{
         int n = by_length(ends.data(), rank, sequences);
         if (threadIdx.x == rank % 32) order[rank] = n;
       }}
-      span[threadIdx.x] = part_chunks(ends.data(), sequences, 64, least, instances, units, {costs});
+      choose_parts(places.data(), ends.data(), sequences, 64, least, whole, instances, units, {costs});
     }});
-    std::printf("%d", *std::min_element(span, span + 32) == *std::max_element(span, span + 32) ? span[0] : -1);
-    for (int n : order) std::printf(" %d", n);
+    for (int n : order) std::printf("%d ", n);
+    for (int x : places) std::printf("%d ", x);
     std::printf("\\n");
   }}
 }}
@@ -39,15 +40,15 @@ int main() {{
 
 
 def run(cases, costs, folder):
-    """For each case (lengths, least, instances, units): the chunks of a part, and sequences by rank."""
+    """For each case (lengths, least, instances, units): sequences by rank, and the places of parts."""
     (folder / "lengths.cpp").write_text(PROGRAM.format(
         warp=Path(__file__).with_name("warp.h"), costs=", ".join(map(str, costs)),
-        **{n: FOLDER / f"{n}.cuh" for n in ("by_length", "part_chunks")}))
+        **{n: FOLDER / f"{n}.cuh" for n in ("by_length", "choose_parts")}))
     subprocess.run(["g++", "-std=c++20", "-O1", "lengths.cpp", "-o", "lengths"], cwd=folder, check=True)
     given = "".join(f"{len(lens)} {' '.join(map(str, rest))} {' '.join(map(str, lens))}\n" for lens, *rest in cases)
     found = subprocess.run([folder / "lengths"], input=given, capture_output=True, text=True, check=True).stdout
     rows = [[int(x) for x in line.split()] for line in found.splitlines()]
-    return [(row[0], row[1:]) for row in rows]
+    return [(row[:len(lens)], row[len(lens):]) for row, (lens, *_) in zip(rows, cases, strict=True)]
 
 
 def drawn(seed):
@@ -65,9 +66,7 @@ def expected(lens, least, instances, units, costs):
     warm_up, longest, split, crowded, start = costs
     chunks = [-(-n // 64) for n in lens]
     walk = max(chunks)
-    if not units:
-        return least
-    tried, found = -(-walk // least), []
+    tried, found = max(1, -(-walk // least)), []
     for n in [*range(1, tried + 1)] if tried <= 32 else [1 + lane * (tried - 1) // 31 for lane in range(32)]:
         span = max(least, -(-walk // n))
         parts = sum(max(1, -(-c // span)) for c in chunks)
@@ -81,23 +80,39 @@ def expected(lens, least, instances, units, costs):
         if splits:
             time += split + min(longest, before - warm)
         found.append((time, -span))
-    return -min(found)[1] if tried > 1 else least
+    return -min(found)[1]
+
+
+def parts(lens, span):
+    """The parts of so many chunks, the longest sequence first: sequence, first chunk, first token and tokens of the sequence."""
+    chunks, starts = [-(-n // 64) for n in lens], [sum(lens[:n]) for n in range(len(lens))]
+    order = sorted(range(len(lens)), key=lambda n: (-chunks[n], n))
+    return [[n, first, starts[n], lens[n]] for n in order for first in range(0, max(1, chunks[n]), span)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("costs", [COSTS[0], pytest.param(COSTS[1], marks=pytest.mark.long)])
 def test_all_lanes_find_the_cheapest_parts(costs, tmp_path):
-    cases = list(drawn(costs[0]))
-    found = [span for span, _ in run(cases, costs, tmp_path)]
-    assert found == [expected(*case, costs) for case in cases]
-    assert all(span >= case[1] for span, case in zip(found, cases, strict=True))  # no more parts than the host has instances for
-    assert len({(span > case[1], span < max(case[0]) // 64) for span, case in zip(found, cases, strict=True)}) == 4
+    cases, kinds = list(drawn(costs[0])), set()
+    for case, (_, places) in zip(cases, run(cases, costs, tmp_path), strict=True):
+        lens, least, _, units = case
+        if not units:
+            assert set(places) == {-1}, "the host has chosen the parts"
+            continue
+        span, walk = expected(*case, costs), -(-max(lens) // 64)
+        whole = sum(lens) // 64 + len(lens)
+        want = parts(lens, span)
+        assert places[:2] == [whole if span >= walk else span, len(want)] and span >= least
+        assert places[4:4 * (1 + len(want))] == [x for part in want for x in part]
+        assert set(places[4 * (1 + len(want)):]) <= {-1}  # the host has launched instances for all parts
+        kinds.add((span > least, span < walk))
+    assert len(kinds) == 4
 
 
 @pytest.mark.slow
 def test_each_sequence_has_a_rank_and_the_longest_comes_first(tmp_path):
     cases = [*drawn(0), ([5] * 300, 1, 1, 0), ([*range(300)], 1, 1, 0), ([1, 2, 2**31 - 9], 1, 1, 0)]
-    for (lens, *_), (_, order) in zip(cases, run(cases, COSTS[0], tmp_path), strict=True):
+    for (lens, *_), (order, _) in zip(cases, run(cases, COSTS[0], tmp_path), strict=True):
         assert sorted(order) == list(range(len(lens)))
         of = [lens[n] for n in order]
         if len(lens) <= 256:
@@ -107,5 +122,5 @@ def test_each_sequence_has_a_rank_and_the_longest_comes_first(tmp_path):
 
 
 def test_equal_sequences_keep_their_order(tmp_path):
-    ((_, order),) = run([([640] * 40, 1, 1, 0)], COSTS[0], tmp_path)
+    ((order, _),) = run([([640] * 40, 1, 1, 0)], COSTS[0], tmp_path)
     assert order == list(range(40))

@@ -10,6 +10,9 @@ using std::max;
 using std::min;
 struct Lane { int x; };
 inline Lane threadIdx;  // the lane that runs
+inline const Lane blockDim{32};
+struct int4 { int x, y, z, w; };
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline ucontext_t lanes[32], caller;
 inline bool ended[32];
 inline std::function<void()> of_lane;

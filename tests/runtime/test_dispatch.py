@@ -249,9 +249,11 @@ def test_a_row_takes_as_many_value_heads_together_as_a_key_head_has(gpu, shared,
     (Extent(16, 16, 1, 2048), True), (Extent(16, 16, 1, 300), False), (Extent(1, 1, 1, 255), False),
     (Extent(16, 16, 8, 8192), False),  # a GPU runs 128 walks of 16 chunks at a time
     (Extent(16, 16, 4, 4096, packed=True), True),  # one of these may have all 64 chunks
-    (Extent(16, 16, 8, 65536, packed=True), True), (Extent(16, 16, 9, 16384, packed=True), False),
-    (Extent(16, 16, 9, 65536, packed=True), True), (Extent(16, 16, 13, 65536, packed=True), False),  # long: some walks more
-    (Extent(16, 16, 8, 8192, packed=True), False)])  # short: a wave of whole walks
+    (Extent(16, 16, 8, 65536, packed=True), True), (Extent(16, 16, 9, 16384, packed=True), True),
+    (Extent(16, 32, 40, 65536, packed=True), True), (Extent(16, 32, 40, 40960, packed=True), False),  # long: any number of walks
+    (Extent(16, 16, 8, 8192, packed=True), False),  # short: a wave of whole walks
+    (Extent(2, 2, 60, 60000, packed=True), True), (Extent(2, 2, 60, 4000, packed=True), False),  # it may have a long one
+    (Extent(64, 128, 4, 1 << 20, packed=True), False)])  # its heads fill the GPU
 def test_sequences_are_split_where_parts_take_less_time(gpu, x, want):
     """By the model of their cost, with a GPU of 132 multiprocessors. Triton splits if walks fill at most half of it."""
     assert (ask(x).build.plan.partition is not None) == want
@@ -285,7 +287,8 @@ def test_the_longest_sequence_decides_where_the_host_knows_it(gpu, x, want):
 
 
 @pytest.mark.parametrize("x, want", [
-    (Extent(8, 8, 16, 65536, True), "fused_walk"), (Extent(8, 8, 16, 65536, True, 32768), "walk"),
+    (Extent(8, 8, 16, 65536, True), "fused_walk"), (Extent(8, 8, 16, 65536, True, 32768), "fused_walk"),
+    (Extent(8, 8, 16, 32768, True, 16384), "walk"),
     (Extent(16, 16, 1, 65536, True, 65536), "fused_walk"), (Extent(16, 16, 16, 131072, True, 65536), "fused_walk")])
 def test_long_parts_of_uneven_sequences_read_inverses(gpu, x, want):
     """Warm-ups of `fused_walk` would compute inverses again. One sequence is even, and so are long packs of many walks."""

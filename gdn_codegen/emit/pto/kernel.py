@@ -26,7 +26,8 @@ rule = Rules("pto", {
     "fence": "mbarriers", "drain": "mbarriers", "warp_barrier": "mbarriers", "await_kernels": "overlapping",
     "resume": "single_token", "warm_up_length": "partition", "return_unless_negative": "partition", "claim_part": "partition",
     "if_negative": "partition", "row_max": "partition", "set_if_negative": "partition",
-    "return_if_zero": "partition", "return_if_set": "partition",
+    "return_if_zero": "partition", "return_if_set": "partition", "choose_parts": "chosen_parts",
+    "return_unless_split": "chosen_parts",
     "cumsum": "added_rows", "diagonal": "whole_vectors", "column_sum": "whole_vectors", "of_token": "token_groups",
     "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent"})
 

@@ -134,7 +134,7 @@ class Addresses:
         dims = self.extents(t)
         if t.index in ("number", "numbers"):
             return "(ends - 1,)" if t.index == "number" else f"(ends - 1, n_{t.name})"
-        if is_pool(t):
+        if is_pool(t) or t.index == "places":
             return f"(n_{t.name},)"
         if t.index == "token":
             lead = ["B", *(("L", t.heads) if self.layout == "bthd" else (t.heads, "L"))]

@@ -49,7 +49,7 @@ def diag_inverse(w: GroupsWriter, o: Op, x: Value, scale: Value | None = None) -
 
 @rule("claim_part", statement=True)
 def claim_part(w: GroupsWriter, o: Op, warm_up: Value) -> None:
-    w.line(f"if ({warm_up.at()} * 2 > span) == (instance == 0):")
+    w.line(f"if ({warm_up.at()} * 2 > span) == (half == 0):")
     w.w.indent += 1  # to the kernel's end
 
 

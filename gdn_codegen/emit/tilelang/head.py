@@ -6,6 +6,7 @@ from ..base import (
     AT_A_TIME,
     CLEAR,
     INSTANCES,
+    LEAST_SPAN,
     PART,
     SUMMED,
     UNITS,
@@ -24,6 +25,11 @@ from ..base import (
 from .functions import called
 from .tiles import Tiles
 
+#: What kernels read of a part in a tensor of places, in this order.
+OF_PART = "n", "first", "start", "length"
+#: The first chunk of the part of an instance, where the host chose the parts.
+FIRST = "(part - (T.truncdiv(start, C * span) + n)) * span"
+
 
 class Head(Tiles):
     """The head of one kernel. items: whether a block takes several instances, one after the other (a loop over items)."""
@@ -36,32 +42,57 @@ class Head(Tiles):
             if x.strided:
                 self.line(f"{self.params[x.name]} = {self.view(x)}")
         self.grid()
+        if self.k.places:
+            self.chosen_place()
         if not self.items:
             for name, text, kept in self.place():
                 self.line(f"{name} = T.alloc_var(T.int32, init={text})" if kept else f"{name} = {text}")
 
+    def chosen_place(self) -> None:
+        """Print the indices of an instance and the chunks of its part, which an earlier kernel may have chosen. Instances with
+        nothing to do end.
+
+        If that kernel chose, all heads of a part start before those of the next one, so that the longest sequences of all heads
+        start first. Of parts of the host, all of a head start before those of the next one. Then few of the instances that start
+        first wait for summaries. The kernel ends after those before it: where blocks start early its first block waits for these,
+        else all do.
+        """
+        half, dims, places = [("half", "2")] if in_pairs(self.k) else [], self.dims(), self.params[self.k.places]
+        orders = [self.indices([*half, *x]) for x in (dims, dims[::-1])]
+        self.w(*(f"{name} = T.alloc_var(T.int32)" for name in dict.fromkeys(name for x in orders for name, *_ in x)))
+        for case, found in zip((f"if {UNITS} != 0:", "else:"), orders, strict=True):
+            self.w(case, *(f"    {name} = {text}" for name, text, _ in found))
+        waits = self.first_block if self.k.start else "True"
+        if self.k.start != "beside":
+            summed = f" and {SUMMED} == 0" if self.k.start else ""
+            self.w(f"if {UNITS} != 0{summed}:", "    t.wait_for_earlier_kernels()")
+        self.w(f"span = T.alloc_var(T.int32, init=T.if_then_else({UNITS} != 0, {places}[0], {LEAST_SPAN}))")
+        self.w(*(f"{name} = T.alloc_var(T.int32)" for name in OF_PART),  # all loads come before the first use of one
+               f"if {UNITS} != 0:", *(f"    {name} = {places}[4 * (part + 1) + {n}]" for n, name in enumerate(OF_PART)))
+        whole = "span == slots or " if any(o.kind == "return_unless_split" for o in self.k.ops) else ""
+        self.w(f"chosen = T.if_then_else({UNITS} != 0, {places}[1], parts)", f"t.end_if({whole}part >= chosen, {waits})",
+               f"if {UNITS} == 0:", "    n = t.find_sequence(cu_seqlens, part, ends - 1, C * span)", "    start = cu_seqlens[n]",
+               "    length = cu_seqlens[n + 1] - start", f"    first = {FIRST}")
+
     @property
     def linear(self) -> bool:
         """Whether blocks have one number, from which they compute their indices."""
-        return self.k.grid != "parts" or self.k.by_part
+        return self.k.grid != "parts" or self.k.by_part or bool(self.k.places)
 
     def place(self) -> list[tuple[str, str, bool]]:
         """The variables with an instance's place in the grid, as (name, text, whether memory of its own keeps the value, so that
         not every address repeats divisions in 64 bits)."""
-        out = self.indices(self.dims()) if self.linear else []
+        out = self.indices(self.dims()) if self.linear and not self.k.places else []
         if self.k.by_length:
             out.append(("n", "t.by_length(cu_seqlens, rank, ends - 1)", True))
-        if in_pairs(self.k):
-            out = self.indices([("instance", ""), self.dims()[-1]], "pair_index")
+        if in_pairs(self.k) and not self.linear:
+            out = self.indices([("half", ""), self.dims()[-1]], "pair_index")
         if self.k.batch.way == "key_head":
             out.append(("hv", f"group * {self.k.batch.heads}", False))
         if "h" in self.uses:
             out.append(("h", "T.truncdiv(hv, T.truncdiv(HV, H))", True))
-        found = {"chunks": ("slot", "C"), "parts": ("part", "size")}.get(self.k.grid) if not self.k.by_part else None
-        if self.k.spans:
-            about = f"{INSTANCES}, {UNITS}, {self.k.spans}"
-            out.append(("span", f"t.part_chunks(cu_seqlens, ends - 1, C, least_span, {about})", True))
-        out += [("size", "C * span", False)] if self.k.grid == "parts" else []
+        found = {"chunks": ("slot", "C"), "parts": ("part", "C * span")}.get(self.k.grid)
+        found = None if self.k.by_part or self.k.places else found
         out += [("n", "T.truncdiv(of_part, span)", True)] if self.k.grid == "chunks" and self.k.by_part else []
         out += [("n", f"t.find_sequence(cu_seqlens, {found[0]}, ends - 1, {found[1]})", False)] if found else []
         for x in own_numbers(self.p, self.k):
@@ -72,7 +103,7 @@ class Head(Tiles):
         start, length = "cu_seqlens[n]", "cu_seqlens[n + 1] - start"
         if self.one_token:  # the ends of equal rows need no load
             start, length = (f"T.if_then_else(batched != 0, {x}, {y})" for x, y in (("n * L", start), ("L", length)))
-        if self.one_token or "length" in self.uses or self.k.grid != "sequences":
+        if not self.k.places and (self.one_token or "length" in self.uses or self.k.grid != "sequences"):
             out += [("start", start, False), ("length", length, False)]
         return out + self.chunks()
 
@@ -83,8 +114,8 @@ class Head(Tiles):
                     ] if self.k.by_part else [("chunk", "slot - (start // C + n)", False)]
         if self.k.grid != "parts":
             return []
-        first = [("part", f"T.truncdiv(start, size) + n + {PART}", False), ("first", f"{PART} * span", False)
-                 ] if self.k.by_part else [("first", "(part - (T.truncdiv(start, size) + n)) * span", False)]
+        first = [("part", f"T.truncdiv(start, C * span) + n + {PART}", False), ("first", f"{PART} * span", False)
+                 ] if self.k.by_part else [("first", FIRST, False)] if not self.k.places else []
         return [*first, ("stop", "T.min(first + span, T.ceildiv(length, C))", False)]
 
     def dims(self) -> list[tuple[str, str]]:
@@ -107,8 +138,8 @@ class Head(Tiles):
 
     @property
     def instances(self) -> str:
-        """The number of instances of a kernel over sequences or chunks."""
-        return " * ".join(f"({n})" if " - " in n else n for _, n in self.dims())
+        """The number of instances of a kernel whose blocks have one number."""
+        return ("2 * " if in_pairs(self.k) else "") + " * ".join(f"({n})" if " - " in n else n for _, n in self.dims())
 
     def grid(self) -> None:
         """Print the grid: a block for each instance, or as many as run at a time, whose first instance is their own."""
@@ -137,7 +168,7 @@ class Head(Tiles):
         """
         out = []
         for at in range(len(dims) - 1, 0, -1):
-            (name, many), slower = dims[at], "outer" if at > 1 else dims[0][0]
+            (name, many), slower = dims[at], f"outer_{at}" if at > 1 else dims[0][0]
             out += [(slower, f"T.truncdiv({number}, {many})", True), (name, f"{number} - {slower} * {many}", True)]
             number = slower
         return out
@@ -168,10 +199,16 @@ class Head(Tiles):
             self.w("t.start_next_kernel()")
 
     def clear(self) -> list[str]:
-        """The lines that clear counters, and write zeros to this instance's share of the rows that no sequence covers. In a loop
+        """The lines that clear counters, choose parts, and write zeros to this instance's share of rows of no sequence. In a loop
         over items, the agent that stores a tensor clears its rows."""
         self.w = Writer(self.p, "#", 3)
         self.w(*(f"{self.params[o.attr('tensor')]}[0] = 0" for o in self.k.ops if o.kind == "clear_counter"))
+        for o in (o for o in self.k.ops if o.kind == "choose_parts"):
+            how = f"{LEAST_SPAN}, slots, {INSTANCES}, {UNITS}, {o.attr('costs')}"
+            self.w(f"if {self.first_block}:")
+            self.w.indent += 1
+            self.line(f"t.choose_parts({self.params[o.attr('tensor')]}, cu_seqlens, ends - 1, C, {how})")
+            self.w.indent -= 1
         for t in self.p.clears(self.k) if not self.items else ():
             self.clear_rows(t)
         return self.w.lines
@@ -180,7 +217,7 @@ class Head(Tiles):
         """Print the statements that write zeros to this instance's share of the rows of `t` that no sequence covers.
 
         An instance is responsible for the tokens of its chunk, part or sequence. Instances of the last sequence are also
-        responsible for the tokens past its end.
+        responsible for the tokens past its end. If a kernel chose the parts, that is the sequence's last part alone.
         """
         for name in ("b", "length"):
             self.use(name)
@@ -189,12 +226,14 @@ class Head(Tiles):
         begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
         if self.p.skips:
             begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
-        instance = " and instance == 0" if in_pairs(self.k) else ""
+        half = " and half == 0" if in_pairs(self.k) else ""
         kept = "{}" if self.items else "T.alloc_var(T.int32, init={})"  # a loop would not initialise a variable again
-        self.w(f"if {CLEAR}{t.name} != 0{instance}:",
+        self.w(f"if {CLEAR}{t.name} != 0{half}:",
                "    row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
+               *([f"    last_part = {UNITS} != 0 and (first + span) * C >= length",
+                  f"    last_row = T.if_then_else(last_part, row_end, {high})"] if self.k.places else []),
                f"    clear_begin = {kept.format(begin)}",
-               f"    clear_end = {kept.format(high)}",
+               f"    clear_end = {kept.format('last_row' if self.k.places else high)}",
                "    for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):",
                "        row = start - b * L + clear_begin + rest * C",
                "        rows = clear_end - clear_begin - rest * C")
@@ -227,7 +266,7 @@ class Head(Tiles):
         """The KernelText: the head that is already printed, the body, and the data for the template."""
         tensors = touched(self.p, self.k)
         params = [f"{self.params[x.name]}: T.Tensor({self.shape(x)}, {self.dtype(x.dtype)})" for x in tensors]
-        span, part = "least_span: T.int32" if self.k.spans else "span: T.int32", PART if self.k.by_part else "parts"
+        span, part = f"{LEAST_SPAN}: T.int32" if self.k.places else "span: T.int32", PART if self.k.by_part else "parts"
         params += ["cu_seqlens: T.Tensor((ends,), T.int32)", "batched: T.int32",
                    *([f"{part}: T.int32", span] if self.k.by_part or self.k.grid == "parts" else [])]
         ints = tuple(x for x in integers(self.p, self.k) if not x.endswith(WIDTH_OF))  # that is in a tensor's shape

@@ -257,11 +257,13 @@ def warm_up_length(w: KernelWriter, o: Op) -> None:
     w.w.indent -= bool(o.attr("kept"))
 
 
+@rule("choose_parts", statement=True)
+@rule("return_unless_split", statement=True)
 @rule("clear_counter", statement=True)
 @rule("return_if_zero", statement=True)
 @rule("return_if_set", statement=True)
 def by_head(w: KernelWriter, o: Op) -> None:
-    """Nothing: the kernel's head clears counters, and ends instances by them, also in blocks that have no chunk."""
+    """Nothing: the kernel's head clears counters, chooses parts and ends instances, also in blocks that have no chunk."""
 
 
 @rule("await_kernels", statement=True)

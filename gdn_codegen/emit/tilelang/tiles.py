@@ -13,6 +13,7 @@ from ..base import (
     CLEAR,
     EVERY,
     INSTANCES,
+    LEAST_SPAN,
     PART,
     SUMMED,
     UNITS,
@@ -31,12 +32,11 @@ WIDTH = 120
 BELOW = "below"  # the variable with the result of `t.below_diagonal`
 #: Names that the text of kernels uses, so that no value may have them.
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "passed", "row",
-       "rows", "slot",
-       "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span", "size", "first",
-       "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "instance", "outer", "group",
-       "row_end", "clear_begin", "clear_end", "rest", "first_instance", "iteration", "iterations_before", "items_before",
-       "tails_before", "turn", "lane", "run", "step", "piece", "rank", "least_span", "of_part", EVERY, SUMMED, PART, AT_A_TIME,
-       INSTANCES, UNITS, BELOW}
+       "rows", "slot", "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span",
+       "chosen", "first", "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "half",
+       "instance", "outer_2", "outer_3", "group", "row_end", "last_part", "last_row", "clear_begin", "clear_end", "rest",
+       "first_instance", "iteration", "iterations_before", "items_before", "tails_before", "turn", "lane", "run", "step",
+       "piece", "rank", "of_part", EVERY, SUMMED, PART, AT_A_TIME, LEAST_SPAN, INSTANCES, UNITS, BELOW}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.
 OWN |= set("""auto bool case catch char const default delete do double enum explicit export extern float friend goto half inline
 int long mutable namespace new operator private protected public register short signed sizeof static struct switch template this

@@ -43,6 +43,7 @@ rule = Rules("triton", {"diag_inverse": "decompose", "move": "place", "segment":
                         "warp_barrier": "mbarriers",
                         "clear_counter": "persistent", "claim_item": "persistent", "next_item": "persistent",
                         "set_if_negative": "partition", "return_if_zero": "partition", "return_if_set": "partition",
+                        "choose_parts": "chosen_parts", "return_unless_split": "chosen_parts",
                         "await_kernels": "overlapping"})
 
 

@@ -51,7 +51,7 @@ def precision(p: Program, s: Schedule, dtype: str, c: Contract, rounds_first: tu
 
     def stored(t: Tensor) -> str:
         """The dtype of a tensor in memory."""
-        if t.index in ("number", "numbers", "counter"):
+        if t.index in ("number", "numbers", "counter", "places"):
             return t.dtype
         if t.index in ("sequence", "checkpoint") and t.role != "workspace":
             return c.state_dtype

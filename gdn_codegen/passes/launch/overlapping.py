@@ -32,7 +32,7 @@ from ...devices import Groups
 from ...ir.core import Kernel, Loop, Op, Program, Stmt, walk
 from ..stage import takes
 
-WRITES = "store", "clear_counter", "claim_item", "set_if_negative"
+WRITES = "store", "clear_counter", "claim_item", "set_if_negative", "choose_parts"
 #: The indices of tensors with a tile for each chunk.
 BY_CHUNK = "token", "slot"
 #: The grids of kernels that leave multiprocessors idle, by the grid of a kernel that may run beside them.

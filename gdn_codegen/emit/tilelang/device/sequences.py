@@ -1,4 +1,4 @@
-"""Searches: the sequence of an instance, the chunks of a part, the length of a warm-up, and whether an instance ends at once."""
+"""Searches: the sequence of an instance, the choice of parts, the length of a warm-up, and whether an instance ends at once."""
 import tilelang.language as T
 
 from .headers import HELPERS
@@ -34,10 +34,12 @@ def by_length_cuda(cu_seqlens, rank, sequences):
 
 
 @T.macro
-def part_chunks_cuda(cu_seqlens, sequences, size, least, instances, units, costs):
-    """The chunks of a part that take the least time for these lengths, at least `least`. costs: those of Kernel.spans."""
+def choose_parts_cuda(places, cu_seqlens, sequences, size, least, whole, instances, units, costs):
+    """Store which chunks each part has: as many as take the least time for these lengths, at least `least`. For their number
+    `whole` if each sequence is one part. Nothing if `units` is 0, for parts of the host. costs: those of the op choose_parts."""
     T.import_source(HELPERS)
-    return T.call_extern("int32", "part_chunks", cu_seqlens.access_ptr("r"), sequences, size, least, instances, units, *costs)
+    T.call_extern("void", "choose_parts", places.access_ptr("w"), cu_seqlens.access_ptr("r"), sequences, size, least, whole,
+                  instances, units, *costs)
 
 
 @T.macro
@@ -71,6 +73,13 @@ def warm_up_length_cpu(totals, slot, head, chunks, most, bound, summed, step=1):
     if found < 0.0 and every <= most and (summed == 0 or total * most <= -bound * every):
         found = T.cast(every, T.float32)
     return found
+
+
+@T.macro
+def end_if_cuda(done, waits):
+    """End the thread if `done`. All threads of a block do so. waits: only after kernels that started earlier."""
+    T.import_source(HELPERS)
+    T.call_extern("void", "end_if", done, waits)
 
 
 @T.macro
