@@ -31,7 +31,7 @@ def touched(p: Program, k: Kernel) -> tuple[Tensor, ...]:
     sequences.
     """
     reads = ("load", "store", "warm_up_length", "scalar", "resume", "clear_counter", "claim_item", "set_if_negative",
-             "return_if_zero", "return_if_set", "choose_parts", "return_unless_split")
+             "return_if_zero", "return_if_set", "choose_parts")
     named = {k.places, *(o.attr(x) for o in k.ops if o.kind in reads for x in ("tensor", "kept", "parents"))}
     used = [t for t in p.tensors if t.name in named]
     names = {t.over or t.name for t in used} | {t.at for t in used} | {p.skips}

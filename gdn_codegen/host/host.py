@@ -194,7 +194,8 @@ class Host:
 
     def workspace_bytes(self, tokens: int, sequences: int, value_heads: int, device: Any = "cpu") -> int:
         """Bytes that a call holds between its kernels, and between cores: `tokens` in all, of `sequences` sequences. device: that
-        of the call, for builds that make parts or whose launcher divides one workspace. With those of `earlier`."""
+        of the call, for builds that make parts or whose launcher divides one workspace. With those of `earlier`; without
+        integers."""
         t = self.tables
         held = [(tokens // t.chunk + sequences, t.workspaces), (sequences, t.end_workspaces)]
         if t.part_cost is not None:

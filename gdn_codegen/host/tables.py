@@ -52,8 +52,8 @@ class Tables:
     backward: chunks are walked from the last to the first.
     end_workspaces: one tile for each sequence and value head. counters: (name,): one integer. declined: the counter that is not
     zero if the first of two builds has declined a call; both run only in a pair. shared: (name,), if all tiles between kernels
-    and cores lie in one workspace, which the launcher divides. places: (name,), if kernels choose
-    the chunks of parts. part_workspaces: one tile for each part and value head.
+    and cores lie in one workspace, which the launcher divides. places: (name,), if kernels choose the chunks of parts.
+    part_workspaces: one tile for each part and value head.
     indices: names of the tensors of integers: pool slots and the like. by_token: those with an integer for each token.
     scalars: the caller's numbers and their defaults. A default is None if the caller must give the number.
     kernels: (name, grid: one instance for each of "chunks", "parts" or "sequences", blocks of a split dim, tensors, numbers).

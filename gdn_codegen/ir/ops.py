@@ -818,8 +818,7 @@ op("return_if_set", "the same if the counter is not zero", _effect, effect="writ
 op("choose_parts", "stores in `tensor`, once for the kernel, which chunks each part has, those of the longest sequence first. A "
    "part has as many as take the least time for the sequences of the call, by `costs`. If each sequence is one part, the number "
    "of chunks is that of all chunk slots", _effect, effect="write", attrs=("tensor", "costs"))
-op("return_unless_split", "ends the instance if each sequence is one part. `tensor`: where an earlier kernel stored the parts",
-   _effect, effect="write", attrs=("tensor",))
+op("return_unless_split", "ends the instance if each sequence is one part", _effect, effect="write")
 op("claim_part", "ends one of the two instances of a part. The operand is the warm-up length. The first instance, which starts "
    "earlier, continues if the length is more than half of the part's chunks; the second continues if it is not",
    _takes_a_number, effect="write")

@@ -50,10 +50,8 @@ def miscounted(p: Program) -> Iterator[str]:
     """An error text for each counter that the program does not use as it must. Either one kernel claims items from it, in a loop
     over items, and an earlier kernel clears it. Each agent of a kernel that claims items goes on with them. Or it says that the
     first of two builds declined a call. In that one a kernel clears it, a later one sets it, and all after that end if it is set.
-    In the other one all kernels end if it is zero. They end before they write other memory. So for each tensor of places."""
+    In the other one all kernels end if it is zero. They end before they write other memory."""
     for t in p.tensors:
-        if t.index == "places":
-            yield from _unplaced(p, t)
         if t.index != "counter":
             continue
         uses = {kind: [n for n, k in enumerate(p.kernels) for o in k.ops if (o.kind, o.attr("tensor")) == (kind, t.name)]
@@ -85,16 +83,18 @@ def miscounted(p: Program) -> Iterator[str]:
                 yield f"kernel {k.name} claims items from {name}, which is no counter"
 
 
-def _unplaced(p: Program, t: Tensor) -> Iterator[str]:
-    """An error text if anything but the first kernel chooses the places of parts, or others than later kernels over parts read
-    them."""
-    uses = [(n, o.kind) for n, k in enumerate(p.kernels) for o in k.ops if o.attr("tensor") == t.name]
-    read = [n for n, k in enumerate(p.kernels) if k.places == t.name]
-    others = [x for x in uses if x != (0, "choose_parts") and not (x[1] == "return_unless_split" and x[0] in read)]
-    if others or len([x for x in uses if x[1] == "choose_parts"]) != 1 or any(
-            n == 0 or p.kernels[n].grid != "parts" for n in read):
-        yield (f"places {t.name} are used by {uses} and read by kernels {read}; accepted: the first kernel chooses them, for "
-               "later ones over parts")
+def unplaced(p: Program) -> Iterator[str]:
+    """An error text unless the first kernel alone chooses the places of parts, over chunks, and all kernels over parts read them,
+    or nothing does either."""
+    of = {t.name for t in p.tensors if t.index == "places"}
+    chosen = [(n, o.attr("tensor")) for n, k in enumerate(p.kernels) for o in k.ops if o.kind == "choose_parts"]
+    read = {k.name: k.places for k in p.kernels if k.places or (of and k.grid == "parts")}
+    ends = [k.name for k in p.kernels for o in k.ops if o.kind == "return_unless_split" and not k.places]
+    right = len(of) == 1 and p.kernels[0].grid == "chunks" and chosen == [(0, *of)] and set(read.values()) == of
+    if ends or ((of or chosen or read) and not (right and all(k.grid == "parts" for k in p.kernels if k.places))):
+        yield (f"places {', '.join(sorted(of)) or 'of no tensor'} are chosen by kernels {chosen} and read by {read}; accepted: "
+               "the first one, over chunks, chooses them, and all over parts read them"
+               + (f"; {ends} end without them" if ends else ""))
 
 
 def _alike(t: Tensor, under: Tensor) -> bool:

@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from .core import Kernel, Loop, Op, Program, Stmt, loops, repeats, types, without_tail
 from .ops import BESIDE, OPS, TypeRuleError, infer
 from .padding import sums_over_padding
-from .places import can_be_delayed, has_columns, miscounted, misplaced, takes_columns
+from .places import can_be_delayed, has_columns, miscounted, misplaced, takes_columns, unplaced
 from .required import missing
 from .stages import illegal
 from .types import LAYOUTS, Tile
@@ -30,7 +30,7 @@ def verify(p: Program, verified: Program | None = None) -> Program:
     for what, names in (("tensors", [t.name for t in p.tensors]), ("kernels", [k.name for k in p.kernels])):
         if len(set(names)) != len(names):
             raise VerifyError(f"{p.name}: several {what} have the same name: {names}")
-    for text in chain(*(misplaced(p, t) for t in p.tensors), miscounted(p)):
+    for text in chain(*(misplaced(p, t) for t in p.tensors), miscounted(p), unplaced(p)):
         raise VerifyError(f"{p.name}: {text}")
     alike = verified is not None and (p.tensors, p.dims, p.extents) == (verified.tensors, verified.dims, verified.extents)
     twins = verified.kernels if verified is not None and alike else ()

@@ -43,8 +43,8 @@ def test_a_warm_up_reaches_so_many_parts_or_chunks_back():
 
 def test_where_kernels_choose_parts_the_longest_sequence_decides_about_summaries():
     """Its warm-ups may then reach back to its start. Of one sequence the host chooses the parts."""
-    for chunks in (1, 50, 51, 1000):
-        assert all(_needs_summaries(chunks, span, 8, COST, chosen=True) == (chunks > 50) for span in (1, 14, 100))
+    for chunks in (1, 75, 76, 1000):
+        assert all(_needs_summaries(chunks, span, 8, COST, chosen=True) == (chunks > 75) for span in (1, 14, 100))
     of = lambda sequences, longest=0: _lengths(120 * 64, sequences, True, longest, 64, chosen=True)
     assert [of(4).chosen, of(4, 64 * 64).chosen, of(1).chosen] == [True, True, False]
     assert [of(4).possible, of(4, 64 * 64).possible, of(4, 30 * 64).possible] == [120, 64, 30]

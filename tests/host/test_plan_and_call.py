@@ -179,8 +179,15 @@ def test_summaries_are_launched_where_a_sequence_may_need_them(monkeypatch):
     """The host may know that none is so long. Kernels then choose parts that need none, whatever the lengths are."""
     assert in_parts(monkeypatch, [16384] * 4, value_heads=8)[1][0] == 1
     assert in_parts(monkeypatch, [4096] * 4, value_heads=16)[1][0] == 1
-    assert in_parts(monkeypatch, [4096] * 4, value_heads=16, longest=4096)[1][0] == 1
-    assert in_parts(monkeypatch, [3200] * 5, value_heads=16, longest=3200)[1][0] == 0
+    assert in_parts(monkeypatch, [4096] * 4, value_heads=16, longest=4096)[1][0] == 0
+
+
+@pytest.mark.parametrize("lengths, chooses", [([16384] * 4, True), ([65536], False), ([64] * 257, False)])
+def test_places_of_parts_are_four_integers_each_and_those_of_the_choice(lengths, chooses, monkeypatch):
+    tables = replace(IN_PARTS, places=(("part_places",),))
+    *_, plan = in_parts(monkeypatch, lengths, tables=tables)
+    assert [shape for shape, dtype in plan.made if dtype == torch.int32] == [(4 + 4 * plan.parts * chooses,)]
+    assert plan.ints["least_span"] == plan.span and bool(plan.ints["units"]) == chooses
 
 
 def test_workspaces_have_a_tile_a_chunk_and_one_a_sequence():

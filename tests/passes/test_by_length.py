@@ -7,8 +7,10 @@ from walks import lowered, walker
 
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.ir.parser import parse_program
-from gdn_codegen.ir.places import miscounted
+from gdn_codegen.ir.places import unplaced
 from gdn_codegen.ir.printer import program_text
+from gdn_codegen.ir.verify import VerifyError, verify
+from gdn_codegen.passes.launch.overlapping import _touched
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.build import lowered as built
 from gdn_codegen.schedule import ScheduleError, varied
@@ -63,36 +65,74 @@ def test_the_first_kernel_chooses_parts_by_the_costs_of_the_device():
 
 def test_all_kernels_over_parts_read_the_same_places():
     """Else a kernel would take the warm-up of another part. They read them after the kernel that stores them has ended."""
-    module = text(PARTS)
-    names = [k.name for k in lowered(PARTS).kernels if k.grid == "parts"]
-    assert len(names) == 5 and module.count("t.choose_parts(") == 1
-    for k in names:
-        of = of_kernel(module, k)
-        reads = [of.index(f"part_places[4 * (part + 1) + {n}]") for n in range(4)]
-        assert max(reads) < of.index("t.end_if(") < of.index("t.find_sequence(")
-        waits = re.search(r"if units != 0( and summed == 0)?:\n +t.wait_for_earlier_kernels\(\)", of)
-        assert waits and waits.start() < min(reads) if k not in ("S_factor", "S_start") else not waits
+    module, places = text(PARTS), {k.name: k for k in lowered(PARTS).kernels if k.grid == "parts"}
+    assert len(places) == 5 and module.count("t.choose_parts(") == 1
+    for name, k in places.items():
+        of = of_kernel(module, name)
+        reads = [of.index(f"part_places[{x}]") for x in ("0", "1", *(f"4 * (part + 1) + {n}" for n in range(4)))]
+        waits = re.search(r"if units != 0:\n(?: {16}(?!if).*\n)*? +(if summed == 0:\n +)?t.wait_for_earlier_kernels\(\)\n", of)
+        assert k.start == "beside" or (waits.end() <= min(reads) and bool(waits[1]) == (k.start == "unless_summed"))
+        assert max(reads) < of.index("t.end_if(")
 
 
-def test_kernels_for_split_sequences_end_if_none_is():
-    module = text(PARTS)
-    idle = {k.name for k in lowered(PARTS).kernels if any(o.kind == "return_unless_split" for o in k.ops)}
-    assert idle == {"F_chunk", "S_offset", "S_factor", "S_start"}
-    for k in lowered(PARTS).kernels:
+@pytest.mark.parametrize("fields", [{}, {"longest_first": True}])
+def test_instances_with_nothing_to_do_end_after_the_kernels_before(fields):
+    """Where blocks start early, the first one alone waits: else all of them hold their multiprocessors until then."""
+    plan = replace(PARTS, **fields)
+    module, ends = text(plan), {}
+    for k in lowered(plan).kernels:
         if k.grid == "parts":
-            assert ("t.end_if(span == slots or part >= " in of_kernel(module, k.name)) == (k.name in idle)
+            ends[k.name] = re.search(r"t.end_if\((.*)\)\n", of_kernel(module, k.name))[1]
+    whole = "span == slots or part >= chosen"
+    assert ends == {"F_chunk": f"{whole}, True", "S_offset": f"{whole}, True", "S_factor": f"{whole}, part + hv == 0",
+                    "S_start": f"{whole}, part + hv + block == 0", "o_S": "part >= chosen, part + hv == 0"}
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda p: [replace(p.kernels[0], body=p.kernels[0].body[1:]), *p.kernels[1:]], "places part_places are used by"),
-    (lambda p: [*p.kernels[:-1], replace(p.kernels[-1], body=(p.kernels[0].body[0], *p.kernels[-1].body))], "are used by"),
-    (lambda p: [replace(p.kernels[0], places="part_places"), *p.kernels[1:]], r"read by kernels \[0, "),
-    (lambda p: [*p.kernels[:-1], replace(p.kernels[-1], places="")], None)])
-def test_places_that_nothing_chooses_first_are_refused(change, message):
+def test_one_block_more_chooses_the_parts():
+    first = of_kernel(text(PARTS), lowered(PARTS).kernels[0].name)
+    assert re.search(r"t.kernel\(slots \* .* \+ 1, threads=\d+\) as block_number:\n +instance = block_number - 1\n"
+                     r" +if instance < 0:\n +t.choose_parts\(", first)
+    assert first.index("t.choose_parts(") < first.index("t.end_if(instance < 0, False)") < first.index("slot = ")
+
+
+def test_all_instances_share_the_rows_past_the_pack():
+    """Also those without a part, before they end. Those of host's parts clear rows with their own part."""
+    walk = of_kernel(text(PARTS), "o_S")
+    past = walk.index("if units != 0 and clear_o != 0:")
+    assert past < walk.index("o_out[b, row + i, hv, j] = 0") < walk.index("t.end_if(")
+    assert "n + 1 == ends - 1 and units == 0, L - start, length)" in walk
+
+
+@pytest.mark.parametrize("change", [
+    lambda ks: [replace(ks[0], body=ks[0].body[1:]), *ks[1:]],  # nothing chooses
+    lambda ks: [ks[0], replace(ks[1], body=(ks[0].body[0], *ks[1].body)), *ks[2:]],  # twice
+    lambda ks: [replace(ks[0], places="part_places"), *ks[1:]],  # its own
+    lambda ks: [*ks[:-1], replace(ks[-1], places="")],  # the walk has the host's parts, the others do not
+    lambda ks: [*ks[:-1], replace(ks[-1], places="others")],
+    lambda ks: [replace(ks[0], body=ks[0].body[1:]), *(replace(k, places="") for k in ks[1:])]])
+def test_places_are_chosen_first_and_read_by_all(change):
     p = lowered(PARTS)
-    p = replace(p, kernels=tuple(change(p)))
-    found = [x for x in miscounted(p) if "part_places" in x]
-    assert bool(found) == (message is not None) and all(re.search(message, x) for x in found)
+    assert not [*unplaced(p)]
+    changed = replace(p, kernels=tuple(change(list(p.kernels))))
+    (found,) = unplaced(changed)
+    assert "accepted: the first one, over chunks, chooses them" in found
+    with pytest.raises(VerifyError, match="places part_places are chosen by"):
+        verify(changed)
+
+
+def test_a_kernel_that_reads_places_touches_them():
+    """So `overlapping` lets it start early only where the kernel that stores them has ended."""
+    p = lowered(PARTS)
+    reads = {k.name for k in p.kernels if "part_places" in _touched(p, k)[0]}
+    assert reads == {k.name for k in p.kernels if k.grid == "parts"} and "part_places" in _touched(p, p.kernels[0])[1]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_short_warm_ups_have_the_hosts_parts():
+    """Their first kernel is over parts, so that no kernel before it could choose."""
+    p = built(Build("tilelang", 16, algorithm="kimi_delta_attention", dtype="bfloat16", arch="sm_90a",
+                    schedule=varied("walk_in_turn", "sm_90a", partition="short"), contract=Contract.parse("g=floored")))
+    assert p.kernels[0].grid == "parts" and not any(k.places for k in p.kernels)
 
 
 def test_warm_ups_have_a_limit_in_calls_with_summaries_alone():

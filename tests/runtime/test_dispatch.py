@@ -10,9 +10,9 @@ from choices import a_call
 from devices import H200, passes_for
 from reference import call, expected, problem, rms_error
 
-from gdn_codegen import chunk_gated_delta_rule
+from gdn_codegen import chunk_gated_delta_rule, targets
 from gdn_codegen.runtime.build import Build
-from gdn_codegen.runtime.call import choose, launch, tables
+from gdn_codegen.runtime.call import choose, launch, size, tables
 from gdn_codegen.runtime.call.device import Facts, described, facts
 from gdn_codegen.runtime.call.request import ANY_BATCH
 from gdn_codegen.runtime.call.tables import Extent, Row
@@ -417,3 +417,11 @@ def test_calls_that_give_no_chunk_get_a_smaller_one_beside_wide_states(gpu, monk
     assert ask(**x).build.chunk == 32
     with pytest.raises(ValueError, match=r"^chunk_size: got 64, with K = 256, V = 256 in .*; accepted: 16, 32 \("):
         ask(chunk=64, **x)
+
+
+@pytest.mark.parametrize("x, want", [
+    (Extent(4, 12, 15, 17040, True), False), (Extent(4, 12, 15, 34080, True), True),  # equal lengths: 1.34 and 1.17 times as long
+    (Extent(4, 4, 27, 32278, True), True), (Extent(4, 44, 27, 32278, True), False),  # one long one: up to 27 times, and 3
+    (Extent(4, 132, 4, 1 << 20, True), False)])  # the heads of one sequence fill the GPU
+def test_parts_of_packs_of_unknown_lengths_pay_where_the_odds_are_good(x, want):
+    assert size.worth_it(x, 132, targets.find("tilelang").splits) == want

@@ -197,7 +197,7 @@ def test_a_budget_leaves_the_rest_pending(run):
     assert 1 <= len(meter.seen) <= 3 and "pending: the same command goes on" in said[-2]
     # first of all the model's choice at each shape
     assert meter.seen[:2] == [("gdn_c64_bthd_decay_sm90a", "1 x 11264, 16/16"),
-                              ("gdn_c64_bthd_fused_walk_sm90a", "16 x 4096, 4/16")]
+                              ("gdn_c64_bthd_fused_walk_decay_sm90a", "16 x 4096, 4/16")]
     listed = tune.listing(ABOUT, SHAPES, *GPU, run.path)
     assert sum(x.endswith("pending") for x in listed) == len(listed) - len(meter.seen)
     run(Fake())

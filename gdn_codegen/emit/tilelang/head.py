@@ -1,10 +1,8 @@
 """The head of a kernel: its parameters, its grid, the indices of an instance, and the rows that it clears."""
 from __future__ import annotations
 
-from ...ir.types import Tensor
 from ..base import (
     AT_A_TIME,
-    CLEAR,
     INSTANCES,
     LEAST_SPAN,
     PART,
@@ -12,7 +10,6 @@ from ..base import (
     UNITS,
     WIDTH_OF,
     KernelText,
-    Writer,
     blocks,
     in_pairs,
     integers,
@@ -22,8 +19,8 @@ from ..base import (
     touched,
     written,
 )
+from .clears import Clears
 from .functions import called
-from .tiles import Tiles
 
 #: What kernels read of a part in a tensor of places, in this order.
 OF_PART = "n", "first", "start", "length"
@@ -31,10 +28,8 @@ OF_PART = "n", "first", "start", "length"
 FIRST = "(part - (T.truncdiv(start, C * span) + n)) * span"
 
 
-class Head(Tiles):
-    """The head of one kernel. items: whether a block takes several instances, one after the other (a loop over items)."""
-
-    items = False
+class Head(Clears):
+    """The head of one kernel."""
 
     def head(self) -> None:
         """Print the grid, and the computation of an instance's head, sequence, and chunk or part from its block indices."""
@@ -49,7 +44,7 @@ class Head(Tiles):
                 self.line(f"{name} = T.alloc_var(T.int32, init={text})" if kept else f"{name} = {text}")
 
     def chosen_place(self) -> None:
-        """Print the indices of an instance and the chunks of its part, which an earlier kernel may have chosen. Instances with
+        """Print the indices of an instance and the place of its part, which an earlier kernel may have chosen. Instances with
         nothing to do end.
 
         If that kernel chose, all heads of a part start before those of the next one, so that the longest sequences of all heads
@@ -58,21 +53,22 @@ class Head(Tiles):
         else all do.
         """
         half, dims, places = [("half", "2")] if in_pairs(self.k) else [], self.dims(), self.params[self.k.places]
-        orders = [self.indices([*half, *x]) for x in (dims, dims[::-1])]
-        self.w(*(f"{name} = T.alloc_var(T.int32)" for name in dict.fromkeys(name for x in orders for name, *_ in x)))
-        for case, found in zip((f"if {UNITS} != 0:", "else:"), orders, strict=True):
-            self.w(case, *(f"    {name} = {text}" for name, text, _ in found))
-        waits = self.first_block if self.k.start else "True"
+        by_part, by_head = (self.indices([*half, *x]) for x in (dims, dims[::-1]))
+        own = [*dict.fromkeys(name for name, *_ in (*by_part, *by_head)), "span", "chosen", *OF_PART]
+        self.w(*(f"{name} = T.alloc_var(T.int32)" for name in own), f"if {UNITS} != 0:")
+        self.w(*(f"    {name} = {text}" for name, text, _ in by_part))
         if self.k.start != "beside":
-            summed = f" and {SUMMED} == 0" if self.k.start else ""
-            self.w(f"if {UNITS} != 0{summed}:", "    t.wait_for_earlier_kernels()")
-        self.w(f"span = T.alloc_var(T.int32, init=T.if_then_else({UNITS} != 0, {places}[0], {LEAST_SPAN}))")
-        self.w(*(f"{name} = T.alloc_var(T.int32)" for name in OF_PART),  # all loads come before the first use of one
-               f"if {UNITS} != 0:", *(f"    {name} = {places}[4 * (part + 1) + {n}]" for n, name in enumerate(OF_PART)))
-        whole = "span == slots or " if any(o.kind == "return_unless_split" for o in self.k.ops) else ""
-        self.w(f"chosen = T.if_then_else({UNITS} != 0, {places}[1], parts)", f"t.end_if({whole}part >= chosen, {waits})",
-               f"if {UNITS} == 0:", "    n = t.find_sequence(cu_seqlens, part, ends - 1, C * span)", "    start = cu_seqlens[n]",
+            self.w(*([f"    if {SUMMED} == 0:", "        t.wait_for_earlier_kernels()"] if self.k.start else
+                     ["    t.wait_for_earlier_kernels()"]))
+        self.w(f"    span = {places}[0]", f"    chosen = {places}[1]",
+               *(f"    {name} = {places}[4 * (part + 1) + {n}]" for n, name in enumerate(OF_PART)), "else:",
+               *(f"    {name} = {text}" for name, text, _ in by_head), f"    span = {LEAST_SPAN}", "    chosen = parts",
+               "    n = t.find_sequence(cu_seqlens, part, ends - 1, C * span)", "    start = cu_seqlens[n]",
                "    length = cu_seqlens[n + 1] - start", f"    first = {FIRST}")
+        for x in self.p.clears(self.k):
+            self.clear_past_the_end(x)
+        whole = "span == slots or " if any(o.kind == "return_unless_split" for o in self.k.ops) else ""
+        self.w(f"t.end_if({whole}part >= chosen, {self.first_block if self.k.start else 'True'})")
 
     @property
     def linear(self) -> bool:
@@ -143,11 +139,13 @@ class Head(Tiles):
 
     def grid(self) -> None:
         """Print the grid: a block for each instance, or as many as run at a time, whose first instance is their own."""
-        dims = self.dims()
+        dims, choice = self.dims(), [o for o in self.k.ops if o.kind == "choose_parts"]
         if self.linear:
             kernel, index = self.instances, "instance"
             if self.items:
                 kernel, index = f"T.min({AT_A_TIME}, {kernel})", "first_instance"
+            elif choice:
+                kernel, index = f"{kernel} + 1", "block_number"  # one block more chooses the parts
         else:
             if in_pairs(self.k):  # blocks start in order of their last index
                 dims[-1] = "pair_index", f"2 * {dims[-1][1]}"
@@ -157,6 +155,13 @@ class Head(Tiles):
         if self.k.start == "next_part":
             self.w(f"if {PART} == 0:", "    t.wait_for_earlier_kernels()")
         self.ends("return_if_zero")  # before later kernels start, which may be those of the next call
+        for o in choice:
+            how = f"{LEAST_SPAN}, slots, {INSTANCES}, {UNITS}, {o.attr('costs')}"
+            self.w("instance = block_number - 1", "if instance < 0:")
+            self.w.indent += 1
+            self.line(f"t.choose_parts({self.params[o.attr('tensor')]}, cu_seqlens, ends - 1, C, {how})")
+            self.w.indent -= 1
+            self.w("t.end_if(instance < 0, False)")
         if self.k.start in ("beside", "next_part"):
             self.start_next()
 
@@ -197,60 +202,6 @@ class Head(Tiles):
         too. That is no harm: a kernel that starts before the one before it has ended waits by itself."""
         if self.k.name != self.p.kernels[-1].name or self.k.by_part:
             self.w("t.start_next_kernel()")
-
-    def clear(self) -> list[str]:
-        """The lines that clear counters, choose parts, and write zeros to this instance's share of rows of no sequence. In a loop
-        over items, the agent that stores a tensor clears its rows."""
-        self.w = Writer(self.p, "#", 3)
-        self.w(*(f"{self.params[o.attr('tensor')]}[0] = 0" for o in self.k.ops if o.kind == "clear_counter"))
-        for o in (o for o in self.k.ops if o.kind == "choose_parts"):
-            how = f"{LEAST_SPAN}, slots, {INSTANCES}, {UNITS}, {o.attr('costs')}"
-            self.w(f"if {self.first_block}:")
-            self.w.indent += 1
-            self.line(f"t.choose_parts({self.params[o.attr('tensor')]}, cu_seqlens, ends - 1, C, {how})")
-            self.w.indent -= 1
-        for t in self.p.clears(self.k) if not self.items else ():
-            self.clear_rows(t)
-        return self.w.lines
-
-    def clear_rows(self, t: Tensor) -> None:
-        """Print the statements that write zeros to this instance's share of the rows of `t` that no sequence covers.
-
-        An instance is responsible for the tokens of its chunk, part or sequence. Instances of the last sequence are also
-        responsible for the tokens past its end. If a kernel chose the parts, that is the sequence's last part alone.
-        """
-        for name in ("b", "length"):
-            self.use(name)
-        low, high = {"sequences": ("0", "row_end"), "chunks": ("chunk * C", "T.min(chunk * C + C, row_end)"),
-                     "parts": ("first * C", "T.min((first + span) * C, row_end)")}[self.k.grid]
-        begin = "length" if self.k.grid == "sequences" else f"T.max({low}, length)"
-        if self.p.skips:
-            begin = f"T.if_then_else({self.p.skips}_n < 0, {low}, {begin})"
-        half = " and half == 0" if in_pairs(self.k) else ""
-        kept = "{}" if self.items else "T.alloc_var(T.int32, init={})"  # a loop would not initialise a variable again
-        self.w(f"if {CLEAR}{t.name} != 0{half}:",
-               "    row_end = T.if_then_else(batched == 0 and n + 1 == ends - 1, L - start, length)",
-               *([f"    last_part = {UNITS} != 0 and (first + span) * C >= length",
-                  f"    last_row = T.if_then_else(last_part, row_end, {high})"] if self.k.places else []),
-               f"    clear_begin = {kept.format(begin)}",
-               f"    clear_end = {kept.format('last_row' if self.k.places else high)}",
-               "    for rest in T.serial(T.ceildiv(T.max(clear_end - clear_begin, 0), C)):",
-               "        row = start - b * L + clear_begin + rest * C",
-               "        rows = clear_end - clear_begin - rest * C")
-        self.w.indent += 2
-        for head in range(self.k.batch.in_body):
-            self.zeros(t, head)
-        self.w.indent -= 2
-
-    def zeros(self, t: Tensor, head: int) -> None:
-        """Print a loop that writes zeros to the first `rows` rows of the current tile."""
-        self.hv, self.order = f"hv + {head}" if head else type(self).hv, "parallel"
-        index = self.loop(t.dims)
-        inside = self.inside(t, index)
-        for n, x in enumerate(inside):
-            self.line(f"{'    ' * n}if {x}:")
-        self.line(f"{'    ' * len(inside)}{self.address(t, index)} = 0")
-        self.end(t.dims)
 
     def open_block(self, *conditions: str) -> None:
         """Open an `if` for statements that run if the sequence is not skipped and `conditions` hold.

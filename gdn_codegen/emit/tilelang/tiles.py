@@ -34,7 +34,7 @@ BELOW = "below"  # the variable with the result of `t.below_diagonal`
 OWN = {"T", "t", "tilelang", "torch", "i", "j", "n", "hv", "h", "b", "block", "start", "length", "chunk", "passed", "row",
        "rows", "slot", "cu_seqlens", "batched", "B", "L", "H", "HV", "slots", "ends", "parts", "part", "earlier", "span",
        "chosen", "first", "begin", "stop", "row_next", "rows_next", "slice_index", "checkpoint", "pair_index", "half",
-       "instance", "outer_2", "outer_3", "group", "row_end", "last_part", "last_row", "clear_begin", "clear_end", "rest",
+       "instance", "outer_2", "outer_3", "group", "row_end", "past", "share", "block_number", "clear_begin", "clear_end", "rest",
        "first_instance", "iteration", "iterations_before", "items_before", "tails_before", "turn", "lane", "run", "step",
        "piece", "rank", "of_part", EVERY, SUMMED, PART, AT_A_TIME, LEAST_SPAN, INSTANCES, UNITS, BELOW}
 #: Keywords of C++. Parameters of a kernel keep their names in the C++ that TileLang generates.

@@ -1,20 +1,23 @@
 """chosen_parts: lets the device choose how many chunks a part has. For Hopper's warp groups under TileLang (sm_90a).
 
-Lengths of packed sequences are on the device, so the host launches kernels over parts as if one sequence had all tokens, with the
-shortest parts that pay then. If no sequence is that long, longer parts are better, or whole sequences. The first block of the
-first kernel knows all lengths from `cu_seqlens`. It finds the best number of chunks by the host's model of cost, and stores which
-chunks each part has (op `choose_parts`), those of the longest sequence first. Kernels over parts read that (`Kernel.places`).
-There are never more parts than the host launches instances for. Instances past the last part end at once. So do all instances of
-a kernel that has nothing to do if each sequence is one part (op `return_unless_split`): those of summaries, and those that bound
-what is forgotten before a part. A part of any length gives a right result, so the cost decides about time alone. Walks back keep
-the host's parts: the device's choice was not run with them on a GPU.
+Lengths of packed sequences are on the device, so the host launches kernels over parts as if one sequence had all tokens, with
+the shortest parts that pay then. If no sequence is that long, longer parts are better, or whole sequences. The first kernel has
+one block more, which knows all lengths from `cu_seqlens`. It finds the best number of chunks by the host's model of cost, and
+stores which chunks each part has (op `choose_parts`), those of the longest sequence first. Kernels over parts read that
+(`Kernel.places`). There are never more parts than the host launches instances for. Instances past the last part end at once. So
+do all instances of a kernel that has nothing to do if each sequence is one part (op `return_unless_split`): those of summaries,
+and those that bound what is forgotten before a part. A part of any length gives a right result, so the cost decides about time
+alone.
+
+The host's parts stay where the first kernel is not over chunks, as with partition="short": another kernel would have to choose.
+They stay in walks back, too: the device's choice was not run with them on a GPU.
 """
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ...devices import Groups
-from ...devices.part_cost import of_chunks, of_short
+from ...devices.part_cost import of_chunks
 from ...ir.body import Body
 from ...ir.core import Kernel, Loop, Op, Program
 from ...ir.types import Tensor
@@ -34,8 +37,7 @@ def chosen_parts(p: Program, device: Groups) -> Program:
     warms_up = any(o.kind == "warm_up_length" and o.attr("tensor") for k in p.kernels for o in k.ops)
     if device.part_cost is None or not (forward and warms_up) or first.grid != "chunks":
         return p
-    short = any(o.attr("longest") for k in p.kernels for o in k.ops)
-    c = (of_short if short else of_chunks)(device.part_cost, p.sizes["C"])
+    c = of_chunks(device.part_cost, p.sizes["C"])
     costs = c.warm_up_chunks, c.longest_warm_up_chunks, c.split_us / c.chunk_us, c.crowded, c.start_chunks
     places = Tensor(Body({t.name: t for t in p.tensors}).fresh("part_places"), "workspace", "places", "HV", (), "int32")
     choose = Op("choose_parts", "", (), (("costs", tuple(round(64 * x) for x in costs)), ("tensor", places.name)),
@@ -49,5 +51,5 @@ def _placed(k: Kernel, places: str) -> Kernel:
     if k.grid != "parts":
         return k
     idle = any(o.kind in OF_SPLIT for o in k.ops) or any(isinstance(s, Loop) and s.index == "before" for s in k.body)
-    end = Op("return_unless_split", "", (), (("tensor", places),), agent=k.ops[0].agent)
+    end = Op("return_unless_split", "", (), agent=k.ops[0].agent)
     return replace(k, places=places, body=(*([end] if idle else []), *k.body))

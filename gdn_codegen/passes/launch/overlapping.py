@@ -111,7 +111,7 @@ def _shared(p: Program, k: Kernel, others: Sequence[Kernel]) -> set[str]:
 def _touched(p: Program, k: Kernel) -> tuple[set[str], set[str]]:
     """The memory that a kernel reads, and that which it writes."""
     named = [(o, _memory(p, o)) for o in k.ops if o.attr("tensor")]
-    return {n for o, n in named if o.kind not in WRITES}, {n for o, n in named if o.kind in WRITES}
+    return {k.places, *(n for o, n in named if o.kind not in WRITES)} - {""}, {n for o, n in named if o.kind in WRITES}
 
 
 def _memory(p: Program, o: Op) -> str:

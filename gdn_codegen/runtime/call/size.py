@@ -13,15 +13,15 @@ from .request import DEFAULT_CHUNK
 from .tables import Extent
 
 #: Of so many packs whose lengths the host does not know, dispatch takes one to have a sequence with all tokens.
-ODDS = 9
+ODDS = 10
 
 
 def splits(x: Extent, units: int, target: str) -> bool:
     """Whether dispatch splits the sequences of a call of this size, on a GPU of so many multiprocessors, if no table has a row.
 
     Where the host knows how long the longest sequence is, there may be any number of walks: then most of them are short. Also
-    where kernels choose the parts of a pack whose lengths it does not know. Such a pack is split if that pays for equal lengths,
-    or if it pays for one sequence with all tokens, and the odds are good (`worth_it`).
+    where kernels choose the parts of a pack whose lengths it does not know. Such a pack counts as one sequence with all tokens.
+    If walks may fill the GPU, parts must pay for equal lengths, too, or the odds must be good (`worth_it`).
     """
     s = targets.find(target).splits
     if s is None:
@@ -34,9 +34,8 @@ def splits(x: Extent, units: int, target: str) -> bool:
         known = _lengths(x.tokens, x.sequences, x.packed, longest, DEFAULT_CHUNK, s.chosen)
         return _cheapest_span(known, x.HV, units * s.cost.resident, s.cost, s.summaries, s.most, True) is not None
 
-    if unsure and pays(-(-x.tokens // x.sequences)):
-        return True
-    return pays(x.longest) and (not unsure or worth_it(x, units, s))
+    level = -(-x.tokens // x.sequences)
+    return pays(x.longest) and (not unsure or 2 * x.walks <= units or pays(level) or worth_it(x, units, s))
 
 
 def worth_it(x: Extent, units: int, s: Splits) -> bool:
@@ -60,8 +59,8 @@ class Size:
     of a key head that one kernel instance may handle. heads: H and HV, for targets that compile them in. idle: whether a
     batch-invariant call has so few walks that half of the GPU is idle. crowded: whether sequences may differ in length, and have
     more walks than run at a time. uneven: whether the host knows that lengths differ much, so that no row of a table serves the
-    call. unsure: whether only kernels know lengths, and choose parts by them. If the model splits them, no row with whole
-    sequences serves it. The rest: as in Extent.
+    call. unsure: whether only kernels know lengths, and choose parts by them, and half of the GPU may be idle. If the model
+    splits them, no row with whole sequences serves it. The rest: as in Extent.
     """
 
     shape_class: tuple[int, int, int]
@@ -91,4 +90,4 @@ def size_of(x: Extent, target: str, on: Facts) -> Size:
                 x.shared, (x.H, x.HV) if t.head_counts else None, rows=x.rows, uneven=x.uneven,
                 crowded=x.packed and x.sequences > 1 and x.walks > on.units > 0, lengths=x.lengths(on.units),
                 of_eight=x.of_eight(on.units), longest_share=x.longest_share(on.units),
-                unsure=x.unknown and s is not None and s.chosen)
+                unsure=x.unknown and s is not None and s.chosen and 2 * x.walks <= on.units)

@@ -1,10 +1,10 @@
-// Stores which chunks each part has (types.py, INDEXING "places"): how many, `whole` if each sequence is one part; how many parts
-// there are; then four integers for each part: its sequence, its first chunk, and the first token and the number of tokens of the
-// sequence. Parts of the longest sequence come first. A part has the number of chunks, at least `least`, that takes the least time.
-// Each lane tries another number of parts of the longest sequence. The model is that of the host (host/parts.py), with all lengths.
-// Times are whole numbers, of 64ths of a chunk, so that all warps find the same. All threads of a block call it. Where the host has
-// chosen the parts (no `units`), it stores nothing.
-// instances: of a part. units: instances that run at a time, 0 for parts of the host. warm_up, longest: of a part's warm-up, and how
+// Stores which chunks each part has (types.py, INDEXING "places"): first the chunks of a part, or `whole` if each sequence is one
+// part; then how many parts there are; then four integers for each part: its sequence, its first chunk, and the first token and the
+// number of tokens of the sequence. Parts of the longest sequence come first. A part has as many chunks, at least `least`, as take
+// the least time. The model is that of the host (host/parts.py), with all lengths. Each lane tries another number of parts of the
+// longest sequence. Each warp makes the same search: times are whole numbers, of 64ths of a chunk. All threads of a block call it. If
+// `units` is 0 the host has chosen the parts, and it stores nothing.
+// instances: of a part. units: instances that run at a time. warm_up, longest: of a part's warm-up, and how
 // many more the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
 __device__ inline void choose_parts(int* places, const int* cu_seqlens, int sequences, int size, int least, int whole, int instances,
                                     int units, int warm_up, int longest, int split, int crowded, int start) {

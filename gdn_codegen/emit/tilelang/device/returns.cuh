@@ -2,7 +2,8 @@
 __device__ inline void end_if(bool done, bool waits) {
   if (done) {
     if (waits) asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("exit;");
+    asm volatile("exit;" ::: "memory");
+    __builtin_unreachable();  // or what comes after might be loaded before
   }
 }
 // Ends the calling thread if the counter is zero, or if it is not (`set`), when the kernels that started earlier have ended, since
