@@ -23,7 +23,7 @@ def plan(x, target="tilelang", **options):
 
 
 @pytest.mark.parametrize("x, persistent, by_length", [
-    (Extent(16, 16, 32, 65536, True), False, True), (Extent(16, 16, 32, 65536), False, False),  # rows of one length
+    (Extent(32, 32, 32, 32768, True), False, True), (Extent(16, 16, 32, 65536), False, False),  # rows of one length
     (Extent(16, 16, 32, 32768, True, 1152), True, False), (Extent(16, 16, 32, 65536, True, 2304), False, False),  # about equal
     (Extent(16, 16, 32, 32768, True, 3200), False, True),  # the longest takes 0.75 of the time of all
     (Extent(16, 16, 8, 4096, True), False, False),  # all run at a time
@@ -36,12 +36,12 @@ def test_the_longest_start_first_where_walks_wait_for_others(x, persistent, by_l
 
 
 def test_only_warp_groups_have_that_order_and_batch_invariant_calls_do_not():
-    x = Extent(16, 16, 32, 65536, True)
+    x = Extent(32, 32, 32, 32768, True)
     assert plan(x).by_length and not plan(x, "triton").by_length and not plan(x, batch_invariant=True).by_length
 
 
 def test_a_build_with_that_order_that_was_refused_is_left(monkeypatch):
-    x, call = Extent(16, 16, 32, 65536, True), torch.device("meta")
+    x, call = Extent(32, 32, 32, 32768, True), torch.device("meta")
     ordered = choose.choice(a_call(x, torch.bfloat16, "meta", (128, 128), target="tilelang"), H100).build
     monkeypatch.setitem(choose._refused, (ordered, call), "wrong")
     choose.kept_choice.cache_clear()
@@ -52,7 +52,7 @@ def test_a_build_with_that_order_that_was_refused_is_left(monkeypatch):
 @pytest.mark.parametrize("sequences, tokens, splits", [
     (8, 8192, False), (8, 65536, True),  # 128 walks: few chunks for each multiprocessor, and many
     (4, 4096, True), (4, 2048, True),  # 64 walks, on less than half of them
-    (12, 65536, True), (12, 16384, False), (13, 131072, False)])  # 192 and 208 walks
+    (12, 65536, True), (12, 16384, False), (64, 131072, True), (64, 32768, False)])  # 192 and 1024 walks
 def test_packs_of_unknown_lengths_are_split_if_that_may_pay(sequences, tokens, splits):
     assert (plan(Extent(16, 16, sequences, tokens, True)).partition == "decay") == splits
 

@@ -4,8 +4,8 @@
 // the least time. The model is that of the host (host/parts.py), with all lengths. Each lane tries another number of parts of the
 // longest sequence. Each warp makes the same search: times are whole numbers, of 64ths of a chunk. All threads of a block call it. If
 // `units` is 0 the host has chosen the parts, and it stores nothing.
-// instances: of a part. units: instances that run at a time. warm_up, longest: of a part's warm-up, and how
-// many more the longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
+// instances: of a part. units: instances that run at a time. warm_up, longest: chunks of a part's warm-up, and how many more the
+// longest one has. split: what splitting costs. crowded: the factor for more parts than run at a time. start: of a walk.
 __device__ inline void choose_parts(int* places, const int* cu_seqlens, int sequences, int size, int least, int whole, int instances,
                                     int units, int warm_up, int longest, int split, int crowded, int start) {
   int lane = threadIdx.x % 32, walk = 0, shortest = 0x7fffffff, total = 0;
