@@ -45,7 +45,7 @@ ARCH = "sm_90a"
 #: twice the mean, that is so from LARGE_UNEVEN on, since a long sequence has many parts, each with a warm-up: on an H200 packs of
 #: class 18 took 0.89 to 1.13 times as long with `fused_walk` as with `walk`, and of class 19 0.84 to 1.01 times.
 LARGE, LARGE_UNEVEN = 18, 19
-#: Up to this class of value heads times tokens, halves of V with operands of an earlier kernel serve parts of few walks. They
+#: Up to this class of value heads times tokens, halves of V with operands of an earlier kernel serve parts. They
 #: have twice the blocks, whose chunks take half the time. Gated DeltaNet on an H200, us with `walk` and with these parts: over
 #: 1024 tokens with 4 heads 15 and 13 where heads forget fast, 31 and 22 where they do not; with 32 heads 24 and 25, 38 and 30;
 #: over 4096 tokens with 8 heads 31 and 24, 99 and 64; over 2048 tokens with 32 heads, of the next class, 39 and 45, 62 and 55.

@@ -6,11 +6,13 @@ import pytest
 from walks import lowered, walker
 
 from gdn_codegen.devices.sm_90a import SM_90A
+from gdn_codegen.ir.core import Kernel, Op
 from gdn_codegen.ir.parser import parse_program
 from gdn_codegen.ir.places import unplaced
 from gdn_codegen.ir.printer import program_text
+from gdn_codegen.ir.types import Tile
 from gdn_codegen.ir.verify import VerifyError, verify
-from gdn_codegen.passes.launch.overlapping import _touched
+from gdn_codegen.passes.launch.overlapping import _early, _touched
 from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.build import lowered as built
 from gdn_codegen.schedule import ScheduleError, varied
@@ -127,9 +129,20 @@ def test_a_kernel_that_reads_places_touches_them():
     assert reads == {k.name for k in p.kernels if k.grid == "parts"} and "part_places" in _touched(p, p.kernels[0])[1]
 
 
+def test_a_kernel_waits_where_the_one_that_chooses_may_still_run():
+    """It reads places before all else, so that no wait under a condition comes early enough."""
+    p = lowered(PARTS)
+    choice = replace(p.kernels[0], body=p.kernels[0].body[:1])
+    reader = Kernel("reader", "parts", (Op("warm_up_length", "length", (), type=Tile(())),
+                                        Op("return_unless_negative", "", ("length",))), places="part_places")
+    before = [choice, Kernel("beside", "parts", (Op("fence", ""),), start="beside")]
+    assert _early(p, reader, before) == reader
+    assert _early(p, replace(reader, places=""), before).start == "beside"
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_short_warm_ups_have_the_hosts_parts():
-    """Their first kernel is over parts, so that no kernel before it could choose."""
+    """Their first kernel is over parts, so that no kernel before it could choose, and they cost something else."""
     p = built(Build("tilelang", 16, algorithm="kimi_delta_attention", dtype="bfloat16", arch="sm_90a",
                     schedule=varied("walk_in_turn", "sm_90a", partition="short"), contract=Contract.parse("g=floored")))
     assert p.kernels[0].grid == "parts" and not any(k.places for k in p.kernels)

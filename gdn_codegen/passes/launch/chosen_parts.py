@@ -9,8 +9,9 @@ do all instances of a kernel that has nothing to do if each sequence is one part
 and those that bound what is forgotten before a part. A part of any length gives a right result, so the cost decides about time
 alone.
 
-The host's parts stay where the first kernel is not over chunks, as with partition="short": another kernel would have to choose.
-They stay in walks back, too: the device's choice was not run with them on a GPU.
+The host's parts stay where the first kernel is not over chunks, since another kernel would have to choose, and with
+partition="short", whose parts cost something else. They stay in walks back, too: the device's choice was not run with them on a
+GPU.
 """
 from __future__ import annotations
 
@@ -24,9 +25,6 @@ from ...ir.types import Tensor
 from ..common import with_tensors
 from ..stage import takes
 
-#: Ops of kernels over parts that have nothing to do if each sequence is one part. So are loops over what comes before a part.
-OF_SPLIT = "return_unless_negative", "set_if_negative"
-
 
 @takes("placed")
 def chosen_parts(p: Program, device: Groups) -> Program:
@@ -34,8 +32,9 @@ def chosen_parts(p: Program, device: Groups) -> Program:
     64ths of the time of a chunk."""
     first, *others = p.kernels
     forward = all(k.step > 0 for k in p.kernels)
-    warms_up = any(o.kind == "warm_up_length" and o.attr("tensor") for k in p.kernels for o in k.ops)
-    if device.part_cost is None or not (forward and warms_up) or first.grid != "chunks":
+    lengths = [o for k in p.kernels for o in k.ops if o.kind == "warm_up_length" and o.attr("tensor")]
+    short = any(o.attr("longest") for o in lengths)
+    if device.part_cost is None or not (forward and lengths) or short or first.grid != "chunks":
         return p
     c = of_chunks(device.part_cost, p.sizes["C"])
     costs = c.warm_up_chunks, c.longest_warm_up_chunks, c.split_us / c.chunk_us, c.crowded, c.start_chunks
@@ -47,9 +46,10 @@ def chosen_parts(p: Program, device: Groups) -> Program:
 
 
 def _placed(k: Kernel, places: str) -> Kernel:
-    """`k` with the parts that the tensor `places` names, if it is over parts."""
+    """`k` with the parts that the tensor `places` names, if it is over parts. A kernel for summaries, or with a loop over what
+    comes before a part, has nothing to do if each sequence is one part."""
     if k.grid != "parts":
         return k
-    idle = any(o.kind in OF_SPLIT for o in k.ops) or any(isinstance(s, Loop) and s.index == "before" for s in k.body)
+    idle = any(s.index == "before" if isinstance(s, Loop) else s.kind == "return_unless_negative" for s in k.body)
     end = Op("return_unless_split", "", (), agent=k.ops[0].agent)
     return replace(k, places=places, body=(*([end] if idle else []), *k.body))

@@ -60,7 +60,7 @@ def _early(p: Program, k: Kernel, before: Sequence[Kernel]) -> Kernel:
         return k
     shared = _shared(p, k, _running(before, summed=True))
     if shared:
-        guarded = _guarded(p, k, shared)
+        guarded = None if k.places in shared else _guarded(p, k, shared)
         if guarded is None:
             return k
         k = guarded

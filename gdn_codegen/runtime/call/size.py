@@ -34,8 +34,8 @@ def splits(x: Extent, units: int, target: str) -> bool:
         known = _lengths(x.tokens, x.sequences, x.packed, longest, DEFAULT_CHUNK, s.chosen)
         return _cheapest_span(known, x.HV, units * s.cost.resident, s.cost, s.summaries, s.most, True) is not None
 
-    level = -(-x.tokens // x.sequences)
-    return pays(x.longest) and (not unsure or 2 * x.walks <= units or pays(level) or worth_it(x, units, s))
+    return pays(x.longest) and (
+        not unsure or 2 * x.walks <= units or pays(-(-x.tokens // x.sequences)) or worth_it(x, units, s))
 
 
 def worth_it(x: Extent, units: int, s: Splits) -> bool:
