@@ -1,8 +1,9 @@
 """Ops of the family's other members, with the names and argument orders of FLA's functions.
 
 All take the keywords of `chunk_gated_delta_rule` that suit their inputs: layout, out, state_v_first, state_dtype, final_state,
-state_indices, inplace_final_state, checkpoint_chunks, target, chunk_size, schedule, batch_invariant, and so on. A keyword that no
-op has, or that asks for what a member has not, raises ValueError. All are differentiable, as that op is (docs/training.md).
+state_indices, inplace_final_state, checkpoint_chunks, max_seqlen, target, chunk_size, schedule, batch_invariant, and so on. A
+keyword that no op has, or that asks for what a member has not, raises ValueError. All are differentiable, as that op is
+(docs/training.md).
 """
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from .host.tensors import _fail, _integer
 from .ops import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from .runtime.call import by_token, members
 from .runtime.call.aliasing import shared
+from .runtime.call.foreign_keywords import LENGTHS
 from .runtime.call.normalise import check_plain, shape_of, token_axis
 
 State = Tensor | None
@@ -29,7 +31,7 @@ def chunk_delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, scale: float
     """DeltaNet (arXiv:2406.06484). Returns (o, final state or None).
 
     q, k: [B, T, H, K]; v: [B, T, HV, V], where HV is a multiple of H; beta: [B, T, HV]. scale: None means K ** -0.5.
-    cu_seqlens_cpu: a copy of cu_seqlens on the CPU. It says how long the longest sequence is.
+    cu_seqlens_cpu: a copy of cu_seqlens on the CPU. It says how long the longest sequence is, as max_seqlen does.
     """
     named = dict(initial_state=initial_state, output_final_state=output_final_state, cu_seqlens=cu_seqlens,
                  use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
@@ -141,7 +143,7 @@ def _decays_of_layer(v: Tensor, layer_idx: Any, num_layers: Any, others: dict[st
 #: Arguments for states of draft tokens, tables of chunks, and other names of `out`: all count steps where a token has several.
 _NOT_BY_STEPS = (*by_token.ARGUMENTS, "chunk_indices", "chunk_offsets", "core_attn_out", "output", "o")
 #: Arguments that count tokens. Of a pack with n steps for each token they are n times as much.
-_COUNTS = ("checkpoint_chunks", "checkpoint_every_n_tokens", "checkpoint_positions", "cu_seqlens_cpu")
+_COUNTS = ("checkpoint_chunks", "checkpoint_every_n_tokens", "checkpoint_positions", *LENGTHS)
 #: The gate of a step that does not decay, in each form.
 _NO_DECAY = {"log": 0.0, "linear": 1.0, "raw": -inf}
 
@@ -200,7 +202,7 @@ def _product(op: Callable[..., Any], inputs: tuple[Any, ...], n: Any, said: dict
     if n > 1:
         q = _between(q, tokens, n, n - 1)
     for name in ("cu_seqlens", *_COUNTS):
-        x = said.get(name)
+        x = _integer(said.get(name))
         said[name] = x * n if isinstance(x, Tensor) or type(x) is int else x
     whole = None if out is None else _room(out, inputs, tokens, n)
     o, *states = op(q, k, v, g=g, beta=beta, out=whole, **{m: y for m, y in said.items() if y is not None})

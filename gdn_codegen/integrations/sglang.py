@@ -45,11 +45,13 @@ _LINEAR = "sglang.srt.layers.attention.linear"
 State = Tensor | None
 #: Keywords that layers of SGLang up to 0.5.23 pass to the kernels of all backends, and that change no result of its Triton
 #: kernels: tables, copies of lengths, and what other backends need.
-_IGNORED = frozenset({"chunk_indices", "chunk_offsets", "extend_seq_lens_cpu", "seq_lens_cpu", "extend_prefix_lens", "layer_id",
-                      "is_spec_decode", "output", "stable_rows", "state_checkpoint_cu_starts", "num_state_checkpoints",
+_IGNORED = frozenset({"chunk_indices", "chunk_offsets", "seq_lens_cpu", "extend_prefix_lens", "layer_id", "is_spec_decode",
+                      "output", "stable_rows", "state_checkpoint_cu_starts", "num_state_checkpoints",
                       "state_checkpoint_every_n_tokens", "state_checkpoint_indices", "track_ssm_h_src", "track_ssm_h_batch_src"})
 #: Whether SGLang reads the states before chunks of this call of GDNAttnBackend.forward_extend.
 _read: ContextVar[bool] = ContextVar("_read", default=True)
+#: The tokens of each sequence of this call of GDNAttnBackend.forward_extend, as SGLang has them on the host; None if it has not.
+_extended: ContextVar[Any] = ContextVar("_extended", default=None)
 
 
 # --- arguments -------------------------------------------------------------------------------------------------------
@@ -64,6 +66,13 @@ def _pool(states: Tensor, slots: Tensor, ends: State) -> dict[str, Any]:
     """Our keywords for a pool of states. slots: at least one for each sequence; of more, the first count."""
     return dict(initial_state=states, state_indices=slots if ends is None else slots[:ends.numel() - 1], cu_seqlens=ends,
                 state_v_first=True, use_qk_l2norm_in_kernel=True)
+
+
+def _prompts(states: Tensor, slots: Tensor, ends: State, lengths: Any) -> dict[str, Any]:
+    """The same for prompts. lengths: tokens of each sequence, on the host. Where it has not one for each, it is left out."""
+    known = lengths.tolist() if isinstance(lengths, Tensor) and lengths.device.type == "cpu" else lengths
+    here = isinstance(known, (list, tuple)) and ends is not None and 0 < len(known) == ends.numel() - 1
+    return {**_pool(states, slots, ends), "max_seqlen": max(known) if here else None}
 
 
 def _drafts(ends: Tensor, buffer: Tensor, rows: Tensor, parents: State) -> dict[str, Any]:
@@ -127,10 +136,11 @@ def _gdn_decode(self: Any, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
 
 def _gdn_extend(self: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, ssm_states: Tensor,
                 cache_indices: Tensor, query_start_loc: State, inplace_update: bool = True, track_state: State = None,
-                track_chunk_idx: State = None, **others: Any) -> tuple[Tensor, None, State]:
+                track_chunk_idx: State = None, extend_seq_lens_cpu: Any = None, **others: Any) -> tuple[Tensor, None, State]:
     """o, None as there, and h; None for h where SGLang does not read it."""
     _nothing_else(others)
-    pool = _pool(ssm_states, cache_indices, query_start_loc)
+    lengths = _extended.get() if extend_seq_lens_cpu is None else extend_seq_lens_cpu
+    pool = _prompts(ssm_states, cache_indices, query_start_loc, lengths)
     named: dict[str, Any] = dict(q=q, k=k, g=g, beta=beta, inplace_final_state=inplace_update)
     if track_state is None and not _read.get():
         return chunk_gated_delta_rule(v=v, **pool, **named)[0], None, None
@@ -169,12 +179,12 @@ def _kda_decode(self: Any, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor
 def _kda_extend(self: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, ssm_states: Tensor,
                 cache_indices: Tensor, query_start_loc: State, A_log: State = None, dt_bias: State = None,
                 lower_bound: float | None = None, beta_is_raw: bool = False, return_intermediate_states: bool = False,
-                track_state: State = None, track_chunk_idx: State = None, **others: Any) -> Any:
+                track_state: State = None, track_chunk_idx: State = None, extend_seq_lens_cpu: Any = None, **others: Any) -> Any:
     """o, or (o, h) with return_intermediate_states. g: raw gates where A_log is given, else logs of decays."""
     _nothing_else(others)
     gates: dict[str, Any] = {} if A_log is None else dict(use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias,
                                                           lower_bound=lower_bound)
-    pool = _pool(ssm_states, cache_indices, query_start_loc)
+    pool = _prompts(ssm_states, cache_indices, query_start_loc, extend_seq_lens_cpu)
     named: dict[str, Any] = dict(q=q, k=k, g=g, beta=beta, use_beta_sigmoid_in_kernel=beta_is_raw, **gates)
     if track_state is None and not return_intermediate_states:
         return chunk_kda(v=v, **pool, **named)[0]
@@ -194,12 +204,16 @@ def _kda_target_verify(self: Any, A_log: Tensor, dt_bias: Tensor, q: Tensor, k: 
 
 # --- hooks -----------------------------------------------------------------------------------------------------------
 def _says_what_is_read(theirs: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around GDNAttnBackend.forward_extend: extend is not told whether states are tracked, but the metadata say it."""
-    before = _read.set(bool(getattr(self.forward_metadata, "has_mamba_track_mask", True)))
+    """Around GDNAttnBackend.forward_extend: extend is told neither whether states are tracked nor how long sequences are, but the
+    metadata and the batch say it."""
+    read = _read.set(bool(getattr(self.forward_metadata, "has_mamba_track_mask", True)))
+    batch = next((x for x in (*args, *kwargs.values()) if hasattr(x, "extend_seq_lens_cpu")), None)
+    extended = _extended.set(getattr(batch, "extend_seq_lens_cpu", None))
     try:
         return theirs(self, *args, **kwargs)
     finally:
-        _read.reset(before)
+        _extended.reset(extended)
+        _read.reset(read)
 
 
 #: By module and class of SGLang, our methods.

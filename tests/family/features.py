@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gdn_codegen import mamba
 from gdn_codegen.runtime import cache
 from gdn_codegen.runtime.build import render
-from gdn_codegen.runtime.call import known_members, launch, members, normalise
+from gdn_codegen.runtime.call import foreign_keywords, known_members, launch, members, normalise
 from gdn_codegen.runtime.call import positions as at_positions
 from gdn_codegen.runtime.load import import_path
 
@@ -33,10 +33,11 @@ def feature(text: str) -> Callable[[Callable[[str, str], None]], Callable[[str, 
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
-@feature("packs (`cu_seqlens`, `cu_seqlens_cpu`), initial and final states")
+@feature("packs (`cu_seqlens`, `cu_seqlens_cpu`, `max_seqlen`), initial and final states")
 def packs(page, target):
     p = Problem(page, target, (17, 0, 5))
-    p.near(*p.call(initial_state=p.S, cu_seqlens_cpu=p.ends.cpu(), **STATES))
+    for known in (dict(cu_seqlens_cpu=p.ends.cpu()), dict(max_seqlen=17), dict(max_seqlen=20)):
+        p.near(*p.call(initial_state=p.S, **known, **STATES))
 
 
 @feature("rows of a batch, no states")
@@ -270,7 +271,7 @@ def rounds_of_capture() -> Iterator[int]:
     settles again, and in the third calls are known. From the second on, reading a value of a tensor raises."""
     waits = dict.fromkeys(("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__index__", "__float__"), _waits)
     with ExitStack() as patched:
-        for module in (normalise, members, known_members, at_positions, launch, mamba):
+        for module in (normalise, foreign_keywords, members, known_members, at_positions, launch, mamba):
             for name, other in (("reads", lambda *a: False), ("module", _stubbed), ("admit", lambda *a: None)):
                 if hasattr(module, name):
                     patched.enter_context(mock.patch.object(module, name, other))

@@ -108,7 +108,7 @@ class GDNAttnBackend:
         return self.kernel.decode(q, k, v, a, b, A_log=layer.A_log, dt_bias=layer.dt_bias, ssm_states=ssm_states,
                                   cache_indices=m.mamba_cache_indices, query_start_loc=m.query_start_loc)
 
-    def forward_extend(self, layer, ssm_states, mixed_qkv, a, b):
+    def forward_extend(self, layer, forward_batch, ssm_states, mixed_qkv, a, b):
         m, (q, k, v) = self.forward_metadata, self.split(layer, mixed_qkv)
         g, beta = fused_gdn_gating(layer.A_log, a, b, layer.dt_bias)
         o, _, h = self.kernel.extend(

@@ -67,6 +67,7 @@ class GDNAttentionMetadata:
     prefill_state_indices: torch.Tensor | None = None
     prefill_has_initial_state: torch.Tensor | None = None
     aiter_prefill_metadata: object | None = None
+    nums_dict: dict | None = None
 
 
 class MambaStateShapeCalculator:

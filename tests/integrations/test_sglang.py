@@ -62,6 +62,7 @@ class Problem:
                 self.pool[slot] = r(HV, V, K)
         self.S = self.pool.clone()
         self.ends = torch.tensor([0, *lengths]).cumsum(0).int()
+        self.batch = SimpleNamespace(extend_seq_lens_cpu=lengths)
         self.meta = SimpleNamespace(query_start_loc=self.ends, mamba_cache_indices=torch.tensor(slots, dtype=torch.int32),
                                     has_mamba_track_mask=False, replayssm=None, retrieve_parent_token=None)
 
@@ -124,7 +125,7 @@ def test_gdn_prefill_with_tracked_states_and_decoding_in_a_padded_batch(sglang):
     vars(x.meta).update(
         has_mamba_track_mask=True, track_ssm_h_src=torch.tensor([1, 3 + 2, 2]), track_ssm_h_dst=torch.tensor([1, 3, 6]),
         track_ssm_final_src=torch.tensor([0]), track_ssm_final_dst=torch.tensor([5]))
-    states = x.check(backend.forward_extend(x.layer, x.pool, x.rows, x.a, x.b), written=(1, 3, 5, 6))
+    states = x.check(backend.forward_extend(x.layer, x.batch, x.pool, x.rows, x.a, x.b), written=(1, 3, 5, 6))
     assert rms_error(x.pool[1], states[0][63]) < 1e-2 and rms_error(x.pool[3], states[3][127]) < 1e-2
     assert torch.equal(x.pool[5], x.pool[0]) and torch.equal(x.pool[6], x.S[0])
     assert backend.h.dtype == x.pool.dtype
@@ -142,7 +143,7 @@ def test_states_before_chunks_are_left_out_where_nothing_is_tracked(sglang):
     sglang.plug_in.enable()
     x = Problem([70, 3], [4, 0])
     backend = sglang.gdn_backend.GDNAttnBackend(x.meta)
-    x.check(backend.forward_extend(x.layer, x.pool, x.rows, x.a, x.b))
+    x.check(backend.forward_extend(x.layer, x.batch, x.pool, x.rows, x.a, x.b))
     assert backend.h is None
     q, k, v = x.parts()
     x = Problem([70, 3], [4, 0])  # a call by another caller returns them; inplace_update=False leaves the pool
@@ -151,6 +152,31 @@ def test_states_before_chunks_are_left_out_where_nothing_is_tracked(sglang):
                                     inplace_update=False)
     assert torch.equal(x.pool, x.S) and torch.equal(h[0, 0], x.S[4]) and torch.equal(h[0, 2], x.S[0])
     assert rms_error(h[0, 1], x.walk(0, [(t, t - 1) for t in range(64)])[1][-1]) < 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths, known", [([70, 3], 70), (torch.tensor([70, 3]), 70), (None, None), ([73], None), ([], None)])
+def test_the_op_learns_how_long_the_longest_prompt_is(lengths, known, sglang, monkeypatch):
+    """Of GDN by the batch, of KDA by a keyword, where SGLang has one length for each sequence."""
+    x, y = Problem([70, 3], [4, 0]), Problem([70, 3], [4, 0], True, -5.0)
+    sglang.plug_in.enable()
+    found = []
+    for op in ("chunk_gated_delta_rule", "chunk_kda"):
+        ours = getattr(sglang.plug_in, op)
+        monkeypatch.setattr(sglang.plug_in, op, lambda *a, _op=ours, **k: found.append(k["max_seqlen"]) or _op(*a, **k))
+    x.batch.extend_seq_lens_cpu = lengths
+    backend = sglang.gdn_backend.GDNAttnBackend(x.meta)
+    x.check(backend.forward_extend(x.layer, x.batch, x.pool, x.rows, x.a, x.b))
+    q, k, v = y.parts()
+    y.check(sglang.kda_triton.TritonKDAKernel().extend(
+        q, k, v, y.a.view(1, -1, HV, K), y.b[None], ssm_states=y.pool, cache_indices=y.meta.mamba_cache_indices,
+        query_start_loc=y.ends, A_log=y.layer.A_log, dt_bias=y.layer.dt_bias, lower_bound=-5.0, beta_is_raw=True,
+        extend_seq_lens_cpu=lengths))
+    assert found == [known, known] and "left to the host" not in integrations.report()
+    x = Problem([70, 3], [4, 0])  # a call by another caller, after that of the layer
+    backend.kernel.extend(*x.parts(), *sglang.gdn_backend.fused_gdn_gating(x.layer.A_log, x.a, x.b, x.layer.dt_bias),
+                          ssm_states=x.pool, cache_indices=x.meta.mamba_cache_indices, query_start_loc=x.ends)
+    assert found[2:] == [None]
 
 
 @pytest.mark.slow
@@ -220,7 +246,7 @@ def test_no_value_is_read(sglang):
     steps, (q, k, v) = sglang.gdn_backend.GDNAttnBackend(Problem([1, 1], [4, -1]).meta), z.parts()
     gates = dict(A_log=z.layer.A_log, dt_bias=z.layer.dt_bias, beta_is_raw=True, lower_bound=-5.0)
     for _ in features.rounds_of_capture():
-        prompts.forward_extend(x.layer, x.pool, x.rows, x.a, x.b)
+        prompts.forward_extend(x.layer, x.batch, x.pool, x.rows, x.a, x.b)
         drafts.forward_verify(y.layer, y.pool, y.rows, y.a, y.b, buffer, rows, 4)
         for packed in (True, False):
             steps.forward_decode(y.layer, y.pool, y.rows[:2], y.a[:2], y.b[:2], packed)
@@ -242,7 +268,7 @@ def test_what_is_left_to_sglang(sglang):
         backend.forward_decode(x.layer, x.pool.double(), x.rows, x.a, x.b, packed=False)
     x.meta.has_mamba_track_mask = True
     with pytest.raises(AssertionError, match="extend of TritonGDNKernel was called"):
-        backend.forward_extend(x.layer, x.pool.to(torch.float8_e4m3fn), x.rows, x.a, x.b)
+        backend.forward_extend(x.layer, x.batch, x.pool.to(torch.float8_e4m3fn), x.rows, x.a, x.b)
     said = integrations.report()
     assert "packed_decode: left to the host (replayssm_d: got Tensor" in said
     assert "(initial_state: got torch.float64" in said and "(initial_state: got torch.float8_e4m3fn" in said

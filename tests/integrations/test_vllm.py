@@ -36,7 +36,7 @@ from vllm_batches import (
 
 from gdn_codegen import integrations
 from gdn_codegen.integrations import vllm as plugin
-from gdn_codegen.integrations.vllm import layers, sites
+from gdn_codegen.integrations.vllm import kda, layers, sites
 from gdn_codegen.runtime.call import launch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "family"))
@@ -69,6 +69,40 @@ def test_prompts_with_equal_keys_and_decodes_in_one_batch(vllm):
     batch.run(**of_prompts(lengths, column(4, 6, 1, 2), [True, True, True, False], decodes=2))
     check(batch, want, [4, 6, 1, 2])
     assert served("prefill") and served("fused_sigmoid_gating_delta_rule_update")
+
+
+def test_the_op_learns_how_long_the_longest_prompt_is(vllm, monkeypatch):
+    """By the table on the host that vLLM has for the convolution: in the layer's prefill, and where an op gets tensors of the
+    batch's metadata. Elsewhere, and where there is no such table, it does not."""
+    lengths, found = [1, 9, 21], []
+    batch, kda_batch = Batch(vllm(), lengths), OfKda(vllm(KDA), lengths)
+
+    def seen(module, name):
+        ours = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, **k: found.append(k["max_seqlen"]) or ours(*a, **k))
+    seen(layers.ops, "chunk_gated_delta_rule")
+    seen(kda.channels, "chunk_kda")
+    about, op = of_prompts(lengths, column(4, 6, 1), [True] * 3, decodes=1), importlib.import_module(f"{OPS}.chunk")
+    batch.run(**about)
+    want = kda_batch.states([4, 6, 1])
+    kda_batch.run(**about)
+    check(kda_batch, want, [4, 6, 1], most=1e-2)
+    assert found == [24, 24]
+    if sites.ops is not layers.ops:
+        seen(sites.ops, "chunk_gated_delta_rule")
+    x = torch.zeros(1, 31, HV, K)
+    named = dict(q=x, k=x, v=x, g=-torch.rand(1, 31, HV), beta=torch.rand(1, 31, HV), initial_state=torch.zeros(3, HV, V, K),
+                 output_final_state=True)
+    about["prefill_query_start_loc"] = about["non_spec_query_start_loc"]  # as with drafts, where decodes are prompts
+    stub.CONTEXT.attn_metadata = {"other": SimpleNamespace(), "layer": SimpleNamespace(**about)}
+    for ends in (about["prefill_query_start_loc"], ints(0, 1, 10, 31)):
+        op.chunk_gated_delta_rule(**named, cu_seqlens=ends)
+    for changed in (dict(nums_dict=None), dict(nums_dict={8: {"nums": torch.ones(3, device="meta")}}), dict(nums_dict={})):
+        stub.CONTEXT.attn_metadata = {"layer": SimpleNamespace(**about | changed)}
+        op.chunk_gated_delta_rule(**named, cu_seqlens=about["prefill_query_start_loc"])
+    stub.CONTEXT.attn_metadata = None
+    op.chunk_gated_delta_rule(**named, cu_seqlens=about["prefill_query_start_loc"])
+    assert found[2:] == [24, None, None, None, None, None] and "left to the host" not in integrations.report()
 
 
 def of_checkpoints(lengths, slots, old, decodes, offsets, at):

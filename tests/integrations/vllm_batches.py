@@ -140,11 +140,19 @@ def column(*slots):
     return table[:, 0]
 
 
+class OnHost(torch.Tensor):
+    """A table that vLLM has on the host: its values may be read, also where tests let no value be read."""
+
+    __torch_function__, tolist = torch._C._disabled_torch_function_impl, torch.Tensor.tolist
+
+
 def of_prompts(lengths, slots, old, decodes=0):
     """Metadata of a batch without drafts. The first `decodes` sequences have one token each."""
     ends = ints(0, *lengths).cumsum(0, dtype=torch.int32)
     d, here = decodes, torch.tensor(old)
-    return dict(num_prefills=len(lengths) - d, num_prefill_tokens=sum(lengths) - d, num_decodes=d, num_decode_tokens=d,
+    blocks = (-(-ints(*lengths) // 8)).as_subclass(OnHost)
+    return dict(nums_dict={8: {"nums": blocks}},
+                num_prefills=len(lengths) - d, num_prefill_tokens=sum(lengths) - d, num_decodes=d, num_decode_tokens=d,
                 has_initial_state=here, non_spec_query_start_loc=ends, non_spec_state_indices_tensor=slots,
                 prefill_query_start_loc=ends[d:] - d, prefill_state_indices=slots[d:], prefill_has_initial_state=here[d:])
 

@@ -4,6 +4,7 @@ import inspect
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from reference import expected, problem, rms_error
@@ -13,6 +14,8 @@ from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from gdn_codegen.runtime.call import foreign_keywords as names
 from gdn_codegen.runtime.call.arguments import Options, Tensors
 from gdn_codegen.runtime.call.known_keywords import spelled
+from gdn_codegen.runtime.call.normalise import request_of
+from gdn_codegen.runtime.call.request import Inputs, call_for
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.targets import OWN
 
@@ -89,8 +92,8 @@ def own():
     return {**t._asdict(), **x._asdict()}
 
 
-#: A keyword of our own that is translated like those of others (tests/runtime/test_positions.py).
-OURS = {"checkpoint_states"}
+#: Keywords of our own that are translated like those of others (tests/runtime/test_positions.py, and below).
+OURS = {"checkpoint_states", "max_seqlen"}
 
 
 def test_the_page_has_every_keyword_and_no_other():
@@ -141,6 +144,8 @@ MEANT = {
     "cu_seqlens_cpu": [({"cu_seqlens": torch.tensor([0, 20]), "longest": 20}, {"cu_seqlens": torch.tensor([0, 20])},
                         torch.tensor([0, 20])),
                        ({}, {}, None)],
+    "max_length_q": [({"cu_seqlens": torch.tensor([0, 20]), "longest": 20}, {"cu_seqlens": torch.tensor([0, 20])}, 20),
+                     ({}, {}, 20), ({}, {}, None)],
     "seq_idx": [({"cu_seqlens": Q}, {"cu_seqlens": Q}, Q), ({}, {}, None)],
 }
 
@@ -152,21 +157,48 @@ def test_what_is_more_than_a_name(name):
         assert all(torch.equal(got[n], y) if isinstance(y, torch.Tensor) else got[n] is y or got[n] == y for n, y in want.items())
 
 
-def test_a_copy_of_cu_seqlens_says_how_long_the_longest_sequence_is():
+@pytest.mark.parametrize("keyword", names.LENGTHS)
+def test_keywords_say_how_long_the_longest_sequence_is(keyword):
     """In each call, also in those whose keywords were seen before, and nowhere else. Results have the same bits on a CPU."""
     x = {n: y.repeat(1, 3, *[1] * (y.ndim - 2))[:, :40] for n, y in GIVEN.items()}
     seen = []
     for ends in ([0, 30, 40], [0, 30, 40], [0, 20, 40], [0, 2, 40], [0, 40, 40]):
         cu = torch.tensor(ends)
+        more = {keyword: cu.clone() if keyword == "cu_seqlens_cpu" else int(cu.diff().max())}
         t, options = Tensors(*map(x.get, Tensors._fields))._replace(cu_seqlens=cu), Options(*[None] * len(Options._fields))
-        said, found = spelled(tuple(t), tuple(options._replace(longest=0)), {"cu_seqlens_cpu": cu.clone()})
+        said, found = spelled(tuple(t), tuple(options._replace(longest=0)), more)
         seen.append(Options(*found).longest)
         assert len(said) == len(Tensors._fields) and said[0] is x["q"]
-        got = chunk_gated_delta_rule(**x, cu_seqlens=cu, cu_seqlens_cpu=cu.clone())
+        got = chunk_gated_delta_rule(**x, cu_seqlens=cu, **more)
         assert torch.equal(got[0], chunk_gated_delta_rule(**x, cu_seqlens=cu)[0])
     assert seen == [30, 30, 20, 40, 40]
-    rounded = {n: names.longest_of(torch.tensor([0, n])) for n in (0, 1, 15, 17, 4097)}
-    assert rounded == {0: 0, 1: 1, 15: 15, 17: 18, 4097: 4608}  # four binary digits
+    for n, rounded in ((0, 0), (1, 1), (15, 15), (17, 18), (4097, 4608)):  # four binary digits
+        cu = torch.tensor([0, n])
+        assert names.longest(keyword, cu.clone() if keyword == "cu_seqlens_cpu" else n, cu) == rounded
+
+
+@pytest.mark.parametrize("others", [
+    {"max_seqlen": 24, "cu_seqlens_cpu": (0, 20, 24)}, {"cu_seqlens_cpu": (0, 20, 24), "max_seqlen": 24},
+    {"max_seqlen": np.int64(20)}, {"max_length_q": 20, "max_seqlen": 100}])
+def test_of_several_keywords_about_lengths_that_counts_which_says_least(others):
+    others = {n: torch.tensor(y) if isinstance(y, tuple) else y for n, y in others.items()}
+    assert names.renamed({**own(), "cu_seqlens": torch.tensor([0, 20, 24])}, others)["longest"] == 20
+
+
+def test_a_bound_of_the_longest_sequence_is_no_more_than_all_tokens():
+    """Models pass their longest context."""
+    t = Tensors(**GIVEN, **dict.fromkeys(Tensors._fields[5:15]))._replace(cu_seqlens=torch.tensor([0, 9, 20]))
+    x = Options(**{n: own()[n] for n in Options._fields} | {"longest": 4096})
+    about = Inputs(t[:5], (), (), torch.float16, (32, 32), (1, 1), (1, 20))
+    assert call_for(about, t, request_of(t, x)).extent.longest == 20
+    assert call_for(about, t, request_of(t, x._replace(batch_invariant=True))).extent.longest == 0
+
+
+def test_a_length_in_a_tensor_is_not_read():
+    """transformers has one on the device."""
+    for cu in (torch.tensor([0, 20]), None):
+        before = {**own(), "cu_seqlens": cu}
+        assert names.renamed(dict(before), {"max_length_q": torch.empty((), device="meta")}) == before
 
 
 @pytest.mark.parametrize("op", [chunk_gated_delta_rule, fused_recurrent_gated_delta_rule])

@@ -12,7 +12,7 @@
 - 0.33.0, vllm/models/glm5next/VENDOR/ops/third_party/kda/kernels.py: `chunk_kda_with_fused_gate`, and `fused_recurrent_kda` with
   raw gates by `compute_gate`.
 
-Slots, and values that are not read: as in sites.py.
+Slots, lengths, and values that are not read: as in sites.py.
 """
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from torch import Tensor
 from ... import channels
 from ...host.tensors import _fail
 from . import FLASHKDA
-from .sites import Results, State, dtype_of, pool_of, put, v_first
+from .sites import Results, State, dtype_of, longest, pool_of, put, v_first
 
 
 def _prompts(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: State, output_final_state: bool,
-             **more: Any) -> Results:
+             cu_seqlens: State, **more: Any) -> Results:
     return channels.chunk_kda(q, k, v, g, beta, initial_state=initial_state, output_final_state=output_final_state,
-                              state_v_first=v_first(), **more)
+                              cu_seqlens=cu_seqlens, max_seqlen=longest(cu_seqlens), state_v_first=v_first(), **more)
 
 
 def chunk_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None, initial_state: State = None,

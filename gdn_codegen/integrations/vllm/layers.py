@@ -29,7 +29,7 @@ from torch import Tensor
 from ... import ops
 from ..calls import REFUSALS, falling_back
 from . import say
-from .sites import chunk_gated_delta_rule, served, slots_of, v_first
+from .sites import chunk_gated_delta_rule, longest_of, served, slots_of, v_first
 
 #: What vLLM's method names. One that names anything else may do more than was read, and is left as it is.
 KNOWN = frozenset("""
@@ -139,7 +139,8 @@ def _recurrence(layer: Any, about: Any, rows: Tensor, a: Tensor, b: Tensor, out:
     ops.chunk_gated_delta_rule(
         q, k, v, a[None], b[None], initial_state=pool, use_qk_l2norm_in_kernel=True, cu_seqlens=about.prefill_query_start_loc,
         out=out[None], gate="raw", A_log=layer.A_log, dt_bias=layer.dt_bias, beta_form="sigmoid", state_v_first=state_v_first,
-        state_indices=slots_of(about.prefill_state_indices), inplace_final_state=True, **_checkpoints(about))
+        state_indices=slots_of(about.prefill_state_indices), inplace_final_state=True, max_seqlen=longest_of(about),
+        **_checkpoints(about))
 
 
 def _plan(about: Any) -> Any:

@@ -15,6 +15,10 @@ Slots. The first block of vLLM's cache is its null block (NULL_BLOCK_ID = 0, vll
 sequence owns. Rows that pad a batch for a CUDA graph have slot 0, as often as there are such rows; older versions fill in
 PAD_SLOT_ID = -1. vLLM's kernels skip both, and so do ours: slots of 0 or less become -1, by one small kernel.
 
+Lengths. vLLM's ops get only cu_seqlens, on the device. But a batch's metadata (v1/attention/backends/gdn_attn.py, also that of
+KDA) have a table on the host for the convolution: `nums_dict[8]["nums"]` has, for each sequence without drafts, its tokens in
+blocks of 8, rounded up. So our op learns how long the longest prompt is. Other tensors than the metadata's say nothing.
+
 No value of a tensor on the device is read here, so that a CUDA graph can capture all of it.
 """
 from __future__ import annotations
@@ -65,7 +69,29 @@ def chunk_gated_delta_rule(
     """Prefill with gates that were computed before. Final states have the dtype of the pool, to which the layer writes them."""
     return ops.chunk_gated_delta_rule(
         q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, head_first,
-        core_attn_out=core_attn_out, state_v_first=v_first(), state_dtype=dtype_of(initial_state, output_final_state))
+        core_attn_out=core_attn_out, state_v_first=v_first(), state_dtype=dtype_of(initial_state, output_final_state),
+        max_seqlen=longest(cu_seqlens))
+
+
+def longest_of(about: Any) -> int | None:
+    """As many tokens as a prompt of a batch has at most, by the batch's metadata; None where these do not say."""
+    for block, table in (getattr(about, "nums_dict", None) or {}).items():
+        counts = table["nums"]
+        if isinstance(counts, Tensor) and counts.device.type == "cpu" and len(counts):
+            return int(block * max(counts.tolist()))
+    return None
+
+
+def longest(cu_seqlens: State) -> int | None:
+    """The same, by the metadata that vLLM has for its layers now. cu_seqlens: a tensor of these."""
+    try:
+        of_layers = sys.modules["vllm.forward_context"].get_forward_context().attn_metadata
+    except (KeyError, AttributeError, AssertionError):  # vLLM asserts that there is a context
+        return None
+    if cu_seqlens is None or not isinstance(of_layers, dict):
+        return None
+    names = "prefill_query_start_loc", "non_spec_query_start_loc"
+    return next((longest_of(x) for x in of_layers.values() if any(getattr(x, n, None) is cu_seqlens for n in names)), None)
 
 
 def dtype_of(state: State, wanted: bool) -> torch.dtype | None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ...host.arguments import _check_flag
-from ...host.tensors import _fail
+from ...host.tensors import _fail, _integer
 from .arguments import DERIVED
 from .by_token import ARGUMENTS, absent
-from .normalise import check_cpu_ends
+from .normalise import check_cpu_ends, reads
 from .request import DEFAULT_CHUNK
 
 #: Another library's keyword -> ours.
@@ -55,7 +55,7 @@ IGNORED = frozenset({
     "num_warps", "num_stages", "tile_v", "use_cp", "_cp_chunk_len", "auto_cp", "enable_fwd_cp_cache", "use_chunk_hip",
     "use_chunk_flydsl", "use_prepare_flydsl", "use_exp2", "seq_lens_cpu", "prefill_metadata", "prebuilt_meta",
     "philox_rounds", "use_cache", "position_ids", "num_items_in_batch", "output_hidden_states", "output_attentions",
-    "output_router_logits", "cu_seq_lens_k", "max_length_q", "max_length_k"})
+    "output_router_logits", "cu_seq_lens_k", "max_length_k"})
 _UNSET = {"state_v_first": False, "use_qk_l2norm_in_kernel": False}
 
 
@@ -157,19 +157,57 @@ def _packed(own: dict[str, Any], x: Any, _: int) -> None:
         _fail("seq_idx", _said(x), "cu_seqlens as well, which says where sequences end, or None")
 
 
-def longest_of(ends: Tensor) -> int:
-    """Tokens of the longest sequence, by a cu_seqlens on the CPU, rounded up to four binary digits. So calls of a few lengths
-    share a plan."""
-    longest = max((b - a for a, b in pairwise(ends.tolist())), default=0) if ends.ndim == 1 else 0
+def _rounded(longest: int) -> int:
+    """Rounded up to four binary digits, so that calls of a few lengths share a plan."""
     low = max(longest.bit_length() - 4, 0)
     return -(-longest >> low) << low if longest > 0 else 0
 
 
-def _ends(own: dict[str, Any], x: Any, _: int) -> None:
-    """FLA's copy of cu_seqlens. It says how long the longest sequence is."""
-    check_cpu_ends(x, own["cu_seqlens"])
-    if type(x) is Tensor and not torch.compiler.is_compiling():  # others, as fake ones, have no values
-        own["longest"] = longest_of(x)
+def _lengths(ends: Tensor) -> list[int]:
+    return [b - a for a, b in pairwise(ends.tolist())] if ends.ndim == 1 else []
+
+
+def _of_copy(name: str, x: Any, cu_seqlens: Any) -> int:
+    """FLA's copy of cu_seqlens. Fake tensors have no values."""
+    check_cpu_ends(x, cu_seqlens)
+    return max(_lengths(x), default=0) if type(x) is Tensor and not torch.compiler.is_compiling() else 0
+
+
+def _of_bound(name: str, x: Any, cu_seqlens: Any) -> int:
+    """As many tokens as a sequence has at most."""
+    x = _integer(x)
+    if not isinstance(x, (int, torch.SymInt)) or isinstance(x, bool) or x < 0:
+        _fail(name, _said(x), "an int of 0 or more, or None")
+    if not isinstance(cu_seqlens, Tensor):
+        _fail(name, x, "cu_seqlens as well, or None")
+    if reads(cu_seqlens) and (most := max(_lengths(cu_seqlens), default=0)) > x:
+        _fail(name, x, f"at least {most}, the tokens of the longest sequence")
+    return x if type(x) is int and not torch.compiler.is_compiling() else 0
+
+
+def _of_host(name: str, x: Any, cu_seqlens: Any) -> int:
+    """transformers' keyword. It is ignored without cu_seqlens, and as a tensor, which may be on a device."""
+    return _of_bound(name, x, cu_seqlens) if type(x) is int and isinstance(cu_seqlens, Tensor) else 0
+
+
+#: Keywords that say how long the longest sequence is -> its tokens, or more; 0 where they do not say, as under torch.compile.
+#: Our own one is named as in flash-attn.
+LENGTHS: dict[str, Callable[[str, Any, Any], int]] = {
+    "cu_seqlens_cpu": _of_copy, "max_seqlen": _of_bound, "max_length_q": _of_host}
+
+
+def longest(name: str, x: Any, cu_seqlens: Any) -> int:
+    """What a keyword of LENGTHS says, rounded up."""
+    return _rounded(LENGTHS[name](name, x, cu_seqlens))
+
+
+def _longest(name: str) -> Callable[[dict[str, Any], Any, int], None]:
+    def meant(own: dict[str, Any], x: Any, _: int) -> None:
+        """Of several such keywords the one that says least counts."""
+        found = 0 if x is None else longest(name, x, own["cu_seqlens"])
+        if found:
+            own["longest"] = min(found, own["longest"] or found)
+    return meant
 
 
 def _pool_of_checkpoints(own: dict[str, Any], x: Any, _: int) -> None:
@@ -187,8 +225,8 @@ def _pool_of_checkpoints(own: dict[str, Any], x: Any, _: int) -> None:
 MEANT: dict[str, Callable[[dict[str, Any], Any, int], None]] = {
     "use_gate_in_kernel": _gate, "use_beta_sigmoid_in_kernel": _beta, "state": _state, "disable_state_update": _no_update,
     "cache_steps": _steps, "core_attn_out": _first_rows, "output_state_indices": _same_slots,
-    "checkpoint_every_n_tokens": _every, "seq_idx": _packed,
-    "cu_seqlens_cpu": _ends, "checkpoint_states": _pool_of_checkpoints}
+    "checkpoint_every_n_tokens": _every, "seq_idx": _packed, **{name: _longest(name) for name in LENGTHS},
+    "checkpoint_states": _pool_of_checkpoints}
 
 
 def _unknown(name: str, own: dict[str, Any]) -> None:

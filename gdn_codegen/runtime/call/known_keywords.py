@@ -16,10 +16,10 @@ from torch import Tensor
 
 from . import native_launcher
 from .arguments import DERIVED, Options, Tensors
-from .foreign_keywords import IGNORED, MEANT, renamed
+from .foreign_keywords import IGNORED, LENGTHS, MEANT, renamed
 
-#: Keywords of which each call looks at tensors: their values, or which they are.
-LOOKED_AT = "cu_seqlens_cpu", "output_state_indices", "core_attn_out"
+#: Keywords at whose values each call looks: numbers, those of tensors, or which tensors they are.
+LOOKED_AT = *LENGTHS, "output_state_indices", "core_attn_out"
 #: Keywords whose meaning holds for the shape of one of our tensors.
 OF_SHAPE = {"cache_steps": "intermediate_states_buffer"}
 #: Classes of tensors that may be put in their places.
@@ -84,7 +84,8 @@ def _kept(make: Callable[[dict[str, Any]], Callable[..., Any]], t: tuple[Any, ..
 
     Marks stand for tensors, so that nothing here can depend on one."""
     looked_at = tuple(n for n in LOOKED_AT if others.get(n) is not None)
-    sorts = {n: "any" if n in IGNORED else "tensor" if type(y) in PLAIN else "equal" for n, y in others.items()}
+    sorts = {n: "tensor" if type(y) in PLAIN and n not in IGNORED else "any" if n in IGNORED or n in looked_at else "equal"
+             for n, y in others.items()}
     found = *t, *others.values()
     marks = [None if y is None else _Mark(n) for n, y in enumerate(t)]
     values = {n: _Mark(at) if sorts[n] == "tensor" else y for at, (n, y) in enumerate(others.items(), len(t))}

@@ -18,11 +18,11 @@ from ...host.tensors import _is_transformed
 from ..admit import captures
 from .aliasing import reach, shared, written
 from .arguments import Tensors
-from .foreign_keywords import longest_of
+from .foreign_keywords import LENGTHS, longest
 from .given import given_to, integers_of
 from .launch import PLAIN, RECENT, kind
 from .native_launcher import Asked, NotReady, call_launcher, kernels_ahead
-from .normalise import check_cpu_ends, reads
+from .normalise import reads
 from .request import Inputs, Request
 
 
@@ -71,11 +71,10 @@ def numbers_for(host: Host, given: Mapping[str, Any]) -> tuple[float, ...]:
 
 def said(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],
          forms: str, recurrent: bool) -> Said:
-    """What the arguments of members.call say. Of cu_seqlens_cpu only the longest sequence counts, once it is a copy."""
-    ends = named.get("cu_seqlens")
-    if others.get("cu_seqlens_cpu") is not None and ends is not None:
-        check_cpu_ends(others["cu_seqlens_cpu"], ends)
-        others = others | {"cu_seqlens_cpu": longest_of(others["cu_seqlens_cpu"])}
+    """What the arguments of members.call say. Of keywords about lengths only that of the longest sequence counts."""
+    ends, about_lengths = named.get("cu_seqlens"), [n for n in LENGTHS if others.get(n) is not None]
+    if about_lengths:
+        others = others | {n: longest(n, others[n], ends) for n in about_lengths}
     values = [*inputs.values(), *named.values(), *others.values()]
     tensors = tuple([None if type(y) in PYTHONS or not isinstance(y, Tensor) else y for y in values])
     rest = [y for y in values if type(y) in PYTHONS or not isinstance(y, Tensor)]

@@ -176,7 +176,7 @@ def call_for(about: Inputs, t: Tensors, x: Request) -> Call:
     sequences = rows if t.cu_seqlens is None else max(t.cu_seqlens.numel() - 1, 1)  # the module checks its shape
     extent = (ANY_BATCH, ANY_BATCH) if x.batch_invariant else (sequences, rows * tokens)
     packed = t.cu_seqlens is not None
-    longest = 0 if x.batch_invariant else x.longest
+    longest = 0 if x.batch_invariant else min(x.longest, rows * tokens)
     return Call(x, about.dtype, about.inputs[0].device, about.head_dims, Extent(*about.heads, *extent, packed, longest), contract,
                 packed, t.initial_state is not None, x.in_place or x.output_final_state or t.final_state is not None,
                 sequences * about.heads[1])
