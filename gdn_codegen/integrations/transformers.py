@@ -38,14 +38,15 @@ def _ends(kwargs: dict[str, Any]) -> State:
     return kwargs.get("cu_seq_lens_q") if ends is None else ends
 
 
-def _packed(kwargs: dict[str, Any]) -> dict[str, Tensor]:
-    """What tells a delta rule's op of packed sequences. Of seq_idx alone it makes their ends, and waits for the device."""
+def _packed(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What tells a delta rule's op of packed sequences, and how long the longest is. Of seq_idx alone it makes their ends, and
+    waits for the device."""
     ends, numbers = _ends(kwargs), kwargs.get("seq_idx")
     if ends is None and numbers is not None:
         if len(numbers) > 1:
             return {"seq_idx": numbers}  # the op refuses it
         ends = ends_of(numbers)
-    return {} if ends is None else {"cu_seqlens": ends}
+    return {} if ends is None else {"cu_seqlens": ends, "max_length_q": kwargs.get("max_length_q")}
 
 
 def _numbers(ends: Tensor, tokens: int) -> Tensor:
@@ -55,8 +56,8 @@ def _numbers(ends: Tensor, tokens: int) -> Tensor:
 
 
 def _prompts(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The host's function for prompts with a delta rule. Layers pass on what a model was called with, of which only the ends of
-    sequences count here. Chunks are the package's choice."""
+    """The host's function for prompts with a delta rule. Layers pass on what a model was called with, of which only what is
+    said of packed sequences counts here. Chunks are the package's choice."""
     def prompts(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, chunk_size: int = 64,
                 initial_state: State = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, *,
                 target: str = "auto", **kwargs: Any) -> Any:

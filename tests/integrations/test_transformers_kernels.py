@@ -65,6 +65,8 @@ def test_a_replaced_forward_calls_ours_or_the_host_s():
     assert torch.equal(o, theirs(*(y.double() for y in x), **said)[0])
     served, left = integrations.report("transformers").splitlines()
     assert served.endswith("served: 1") and "left to the host (q: got torch.float64" in left
+    host(*x, cu_seq_lens_q=torch.tensor([0, 30, 70]), max_length_q=39)
+    assert "(max_length_q: got 39; accepted: at least 40, the tokens" in integrations.report()
     integrations.reset()
 
 

@@ -135,19 +135,21 @@ def in_one_row(model, *said):
     ids, mask = prompts()
     lengths = torch.tensor(LENGTHS)
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    tell = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "seq_idx": torch.repeat_interleave(lengths)[None].int()}
+    tell = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(LENGTHS), "max_length_k": max(LENGTHS),
+            "seq_idx": torch.repeat_interleave(lengths)[None].int()}
     places = torch.cat([torch.arange(n) for n in LENGTHS])[None]
     return model(ids[mask.bool()][None], position_ids=places, use_cache=False, **{n: tell[n] for n in said}).logits[0]
 
 
 @pytest.mark.parametrize("name", models(without=NOT_PACKED))
 def test_packed_prompts_are_kept_apart(name):
-    model = make(name)
+    """What is told is what transformers' collators make."""
+    model, lengths = make(name), ("max_length_q", "max_length_k")
     ids, mask = prompts()
     with own_code(model), torch.no_grad():
         want = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
     with enabled(model):
-        for said in (("cu_seq_lens_q", "cu_seq_lens_k"), ("seq_idx",), ("cu_seq_lens_q", "seq_idx")):
+        for said in (("cu_seq_lens_q", "cu_seq_lens_k", *lengths), ("cu_seq_lens_q", "cu_seq_lens_k"), ("seq_idx",), ("cu_seq_lens_q", "seq_idx")):
             assert rms_error(in_one_row(model, *said), want) < TOLERANCE, said
     assert counts()[1] == 0
     with own_code(model):
