@@ -78,6 +78,12 @@ def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost, chosen: 
     return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
+def _split_parts(parts: int, tokens: int, size: int) -> int:
+    """Of the parts of a pack, how many belong to sequences of several parts, at most. size: tokens of a part. Such a sequence has
+    more tokens than that, and so fewer than 2 parts for each `size` of them. Where kernels choose parts, these come first."""
+    return min(parts, max(1, 2 * tokens // size))
+
+
 def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
                    ) -> int | None:
     """The number of chunks of a part with the least `cost`; None for no parts. It tries parts that fill the GPU up to four times.

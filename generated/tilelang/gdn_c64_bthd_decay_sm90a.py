@@ -2460,6 +2460,12 @@ def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost, chosen: 
     return chunks - span > min(most * span, span + cost.warm_up_limit)
 
 
+def _split_parts(parts: int, tokens: int, size: int) -> int:
+    """Of the parts of a pack, how many belong to sequences of several parts, at most. size: tokens of a part. Such a sequence has
+    more tokens than that, and so fewer than 2 parts for each `size` of them. Where kernels choose parts, these come first."""
+    return min(parts, max(1, 2 * tokens // size))
+
+
 def _cheapest_span(x: _Lengths, instances: int, units: int, cost: PartCost, summaries: int, most: int, warms_up: bool
                    ) -> int | None:
     """The number of chunks of a part with the least `cost`; None for no parts. It tries parts that fill the GPU up to four times.
@@ -2519,8 +2525,7 @@ class Plan:
     call: Callable[..., list[Any]]
 
     def __init__(self, host: Any, given: Sequence[Any], states: Sequence[Any], outs: Sequence[Any], cu_seqlens: Any,
-                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0,
-                 longest: int = 0) -> None:
+                 buffers: Sequence[Any], wanted: bool, indices: Sequence[Any] = (), every: int = 0, longest: int = 0) -> None:
         """Checks the arguments, then lays out results and workspaces, then chooses the launches."""
         t: Tables = host.tables
         self.host, self.tables, self.wanted, self.every, self.longest = host, t, wanted, every, longest
@@ -2717,19 +2722,20 @@ class Plan:
     def launched(self) -> list[tuple[Any, list[int], list[int]]]:
         """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
-        counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
-        if t.pipelined:
-            counts = {"chunks": self.sequences * self.span, "parts": self.sequences}
         sizes = (self.sequences, self.tokens, int(not self.packed and self.tokens > 0), self.heads, self.value_heads, self.slots)
         first = bool(t.declined) and self.host.earlier is None  # of a pair: such a kernel clears the counter
         skipped = *(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens and not first else ())
-        instances = {row[0]: counts[row[1]] * self.value_heads * row[2] for row in t.kernels if row[0] not in skipped}
+        split = _split_parts(self.parts, self.tokens, t.chunk * self.span) if self.ints.get("units") else self.parts
+        parts = {n: split if grid == "parts" and n in (*t.summaries, *t.bounds) else self.parts for n, grid, *_ in t.kernels}
+        counts = {"chunks": self.sequences * self.span if t.pipelined else self.slots, "sequences": self.sequences}
+        instances = {row[0]: counts.get(row[1], self.sequences if t.pipelined else parts[row[0]]) * self.value_heads * row[2]
+                     for row in t.kernels if row[0] not in skipped}
         if together := getattr(self.host.launcher, "together", None):
             together(tuple(n for n, count in instances.items() if count), self.device)
         found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
         many = max(1, -(-self.tokens // (t.chunk * self.span))) if t.pipelined else 1
         for part, (name, _, _, tensors, scalars) in itertools.product(range(many), t.kernels):
-            of_parts = (part if t.pipelined else self.parts, self.span) if self.span else ()
+            of_parts = (part if t.pipelined else parts[name], self.span) if self.span else ()
             if count := instances.get(name):
                 launch = self.host.launcher(name, count, (*sizes, *of_parts), [self.ints[n] for n in t.ints[name]], self.device)
                 found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))

@@ -4,10 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gdn_codegen.devices.sm_90a import SM_90A
 from gdn_codegen.host import call as call_module
 from gdn_codegen.host.host import Host
+from gdn_codegen.host.parts import _split_parts
 from gdn_codegen.host.plan import Plan
 from gdn_codegen.host.tables import Tables
 from gdn_codegen.runtime.tables import arguments, literal, signature
@@ -180,6 +183,28 @@ def test_summaries_are_launched_where_a_sequence_may_need_them(monkeypatch):
     assert in_parts(monkeypatch, [16384] * 4, value_heads=8)[1][0] == 1
     assert in_parts(monkeypatch, [4096] * 4, value_heads=16)[1][0] == 1
     assert in_parts(monkeypatch, [4096] * 4, value_heads=16, longest=4096)[1][0] == 0
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=40), st.sampled_from((16, 32, 64)), st.integers(1, 20), st.data())
+@settings(max_examples=300, deadline=None)
+def test_parts_of_split_sequences_are_no_more_than_the_host_counts(lengths, chunk, least, data):
+    """However long the parts are that kernels choose."""
+    span = data.draw(st.integers(least, 3 * least))
+    split = [-(-chunks // span) for chunks in (-(-n // chunk) for n in lengths) if chunks > span]
+    parts = sum(lengths) // (chunk * least) + len(lengths)
+    assert sum(split) <= _split_parts(parts, sum(lengths), chunk * least) <= max(parts, 1)
+
+
+@pytest.mark.parametrize("fields, parts, split", [(dict(longest=32768), 47, 12), (dict(part_chunks=135), 47, 47)])
+def test_summaries_and_bounds_are_of_split_sequences_where_kernels_choose(fields, parts, split, monkeypatch):
+    tables = replace(IN_PARTS, bounds=("b",), kernels=(("b", "parts", 2, ("q",), ()), *IN_PARTS.kernels),
+                     ints={**IN_PARTS.ints, "b": ()})
+    *_, plan = in_parts(monkeypatch, [512] * 40 + [32768], value_heads=64, tables=tables, **fields)
+    seen = {}
+    plan.host.launcher = lambda name, n, sizes, ints, device: seen.update({name: (n, *sizes[6:])})
+    plan.launched()
+    assert plan.parts == parts and plan.span == 135
+    assert seen == {"b": (2 * 64 * split, split, 135), "N": (4 * 64 * split, split, 135), "o": (64 * parts, parts, 135)}
 
 
 @pytest.mark.parametrize("lengths, chooses", [([16384] * 4, True), ([65536], False), ([64] * 257, False)])

@@ -149,7 +149,8 @@ def test_packed_prompts_are_kept_apart(name):
     with own_code(model), torch.no_grad():
         want = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
     with enabled(model):
-        for said in (("cu_seq_lens_q", "cu_seq_lens_k", *lengths), ("cu_seq_lens_q", "cu_seq_lens_k"), ("seq_idx",), ("cu_seq_lens_q", "seq_idx")):
+        for said in (("cu_seq_lens_q", "cu_seq_lens_k", *lengths), ("cu_seq_lens_q", "cu_seq_lens_k"), ("seq_idx",),
+                     ("cu_seq_lens_q", "seq_idx")):
             assert rms_error(in_one_row(model, *said), want) < TOLERANCE, said
     assert counts()[1] == 0
     with own_code(model):
