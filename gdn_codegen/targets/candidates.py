@@ -49,16 +49,16 @@ class Splits:
 class Asked:
     """What a target's model of dispatch knows of a call.
 
-    head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if
-    sequences are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the
-    call's tokens of a chunk, None if it leaves them open. shared: how many value heads of a key head one kernel instance may
-    handle. channels: whether the page has a decay for each channel. lengths: what the host knows (`Lengths`). inverts: whether
-    the page has an inverse. bounded: whether the page gives a log decay that bounds how much of the state survives a token
-    (`forgets`). block_rows: the rows of the diagonal blocks of a decayed product that one product computes, 1 if log decays have
-    no lower bound. computed: whether kernels compute gates from numbers of a head, or norms of rows. of_eight: walks for each
-    eight multiprocessors, rounded up, at most 9; 0 without a GPU. longest_share: tokens of the
-    longest walk, in eighths of those that each multiprocessor has in all; 0 if the host does not know. rows: whether each
-    sequence is a row of the call's tensors. uneven: whether the host knows that one sequence has more than twice the mean.
+    head_dims: K and V. arch: the GPU's architecture if some targets make builds for it alone, else "". few: True if sequences
+    are split (`Target.splits`); None without a GPU. shape_class: that of the call's extent. chunk: the call's tokens of a chunk,
+    None if it leaves them open. shared: how many value heads of a key head one kernel instance may handle. channels: whether the
+    page has a decay for each channel. lengths: what the host knows (`Lengths`). inverts: whether the page has an inverse.
+    bounded: whether the page gives a log decay that bounds how much of the state survives a token (`forgets`). block_rows: the
+    rows of the diagonal blocks of a decayed product that one product computes, 1 if log decays have no lower bound. computed:
+    whether kernels compute gates from numbers of a head, or norms of rows. of_eight: walks for each eight multiprocessors,
+    rounded up, at most 9; 0 without a GPU. longest_share: tokens of the longest walk, in eighths of those that each
+    multiprocessor has in all, at most 64; 0 if the host does not know. rows: whether each sequence is a row of the call's
+    tensors. uneven: whether the host knows that one sequence has more than twice the mean.
     """
 
     head_dims: tuple[int, int]

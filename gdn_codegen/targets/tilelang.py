@@ -82,11 +82,13 @@ def _model(x: Asked) -> Iterator[Candidate]:
     """Kernels with warp groups, on their architecture. First pairs of builds, where gates have a bound and walks are few."""
     if x.arch != ARCH:
         return
-    pays = x.longest_share > 0 and x.of_eight <= 4 and (
-        x.shape_class[2] >= PAIRED_MEAN and sum(x.shape_class[1:]) >= PAIRED_ALL[x.computed])
+    size = sum(x.shape_class[1:])
+    pays = (x.longest_share > 0 and x.of_eight <= 4 and x.shape_class[2] >= PAIRED_MEAN and size >= PAIRED_ALL[x.computed]
+            or _uneven(x) and x.longest_share > UNEVEN_WHOLE and size >= PAIRED_UNEVEN[x.computed])
     if pays and x.chunk is None and x.bounded and x.block_rows >= SHORT_CHUNKS and x.head_dims == (128, 128):
         first = varied("walk_in_turn", ARCH, partition="short", **x.residuals), SHORT_CHUNKS
-        for c in _alone(replace(x, few=x.few and (x.shape_class[1] < SECOND_WHOLE[0] or x.shape_class[2] > SECOND_WHOLE[1]))):
+        parts = _dominated(x) or x.shape_class[1] < SECOND_WHOLE[0] or x.shape_class[2] > SECOND_WHOLE[1]
+        for c in _alone(replace(x, few=x.few and parts)):
             plan = c.schedule
             assert isinstance(plan, Schedule)
             why = "the first of these two if all heads forget fast, else the second"
@@ -94,12 +96,37 @@ def _model(x: Asked) -> Iterator[Candidate]:
     yield from _alone(x)
 
 
+def _uneven(x: Asked) -> bool:
+    """Whether a page with a gate for each channel has a sequence of more than twice the mean."""
+    return x.channels and x.uneven
+
+
+def _dominated(x: Asked) -> bool:
+    """Whether the longest sequence of a pack takes so long that its parts, side by side, take less, for such a page."""
+    return x.channels and not x.rows and x.longest_share > PARTS_FROM[x.uneven]
+
+
+def _in_turn(x: Asked) -> tuple[dict[str, Any], ...]:
+    """The fields of `walk_in_turn` if it serves a call well, the best first."""
+    if not x.longest_share:
+        return ({},) if x.of_eight >= UNKNOWN else ()
+    if _uneven(x) and x.inverts:
+        halves = UNEVEN_WHOLE if x.computed else UNEVEN_HALVES
+        return ({},) if x.longest_share <= UNEVEN_WHOLE else (HALVES[0],) if x.longest_share <= halves else ()
+    if x.of_eight > 4:
+        return ({},) if x.longest_share <= IN_TURN[x.inverts] else ()
+    # each half of V can have a multiprocessor
+    pays = x.longest_share <= IN_HALVES and x.shape_class[2] >= IN_HALVES_MEAN
+    return (HALVES[0],) if pays and x.inverts and not x.computed else ()
+
+
 def _alone(x: Asked) -> Iterator[Candidate]:
     """Builds that run alone."""
     heads = several(x.shared)
     long_chunks = x.chunk in (None, 64)  # in shorter ones `operand_walk` is for schedules that ask: it lost at some shapes
-    halves = x.of_eight <= FEW_OF_EIGHT if x.of_eight else x.shape_class[1] < FEW_WALKS
-    early = EARLY if x.inverts and (x.of_eight in EARLY_OF_EIGHT if x.of_eight else halves) else {}
+    uneven = _uneven(x) and x.longest_share > UNEVEN_WHOLE
+    halves = uneven or (x.of_eight <= FEW_OF_EIGHT if x.of_eight else x.shape_class[1] < FEW_WALKS)
+    early = EARLY if uneven or x.inverts and (x.of_eight in EARLY_OF_EIGHT if x.of_eight else halves) else {}
     if long_chunks and x.inverts and x.bounded and not x.channels and x.head_dims == (128, 128):
         if x.few and sum(x.shape_class[1:]) <= SMALL:
             yield Candidate(varied("operand_walk", ARCH, partition="decay", **EARLY, **HALVES[0], **x.residuals),
@@ -121,17 +148,15 @@ def _alone(x: Asked) -> Iterator[Candidate]:
     before_parts = not x.few or x.shape_class[1] >= PIPELINED_WALKS
     if beside and before_parts:
         yield pipelined
-    if long_chunks and x.few and (SPLITS.of_channels(x.shape_class) if x.channels else x.shape_class[1] < FEW_WALKS):
-        plan = varied("operand_walk", ARCH, partition="decay", **HALVES[0], **x.residuals)
+    in_parts = SPLITS.of_channels(x.shape_class) or _dominated(x) if x.channels else x.shape_class[1] < FEW_WALKS
+    if long_chunks and x.few and in_parts:
+        fields = {} if _dominated(x) and sum(x.shape_class[1:]) >= LARGE_PARTS else HALVES[0]
+        plan = varied("operand_walk", ARCH, partition="decay", **fields, **x.residuals)
         yield Candidate(plan, "parts take less time than whole walks", arch=ARCH)
     if beside and not before_parts:
         yield pipelined
-    if x.chunk in (None, SHORT_CHUNKS) and x.bounded and x.block_rows >= SHORT_CHUNKS and (
-            x.head_dims == (128, 128) and x.shape_class[2] >= IN_TURN_TOKENS):
-        known, few = x.longest_share > 0, x.of_eight <= 4  # few: each half of V can have a multiprocessor
-        whole = x.longest_share <= IN_TURN[x.inverts] and not few if known else x.of_eight >= UNKNOWN
-        pairs = known and few and x.longest_share <= IN_HALVES and x.inverts and not x.computed
-        for fields in ({},) if whole else (HALVES[0],) if pairs else ():
+    if x.chunk in (None, SHORT_CHUNKS) and x.bounded and x.block_rows >= SHORT_CHUNKS and x.head_dims == (128, 128):
+        for fields in _in_turn(x):
             yield Candidate(varied("walk_in_turn", ARCH, **fields, **x.residuals), "gates have a bound, and walks are many",
                             SHORT_CHUNKS, ARCH)
     for plan in (varied("fused_walk", ARCH, **x.residuals), varied("walk", ARCH, value_heads=heads, **x.residuals)):
@@ -140,15 +165,25 @@ def _alone(x: Asked) -> Iterator[Candidate]:
         yield Candidate(varied("operand_walk", ARCH, **early, **fields, **x.residuals), f"made for {ARCH}", arch=ARCH)
 
 
-#: Where gates are -5 or more, a decayed product of 16 tokens is one product. Warps that take such chunks in turn then compute all
-#: operands in the block of the walk, so that none goes through global memory. That pays from a mean of tokens of this class on. A
-#: call takes as long as its longest walk, 0.087 us for a token, and in halves of V 0.070 us, whatever the number of walks, while
-#: `operand_walk` takes 0.17 us for a token that each multiprocessor has (Kimi Delta Attention, an H200). So the longest walk may
-#: have so many eighths of those tokens: IN_TURN, by whether the page has an inverse, and IN_HALVES, if kernels compute no gates
-#: or norms. On an H200 64 walks over 8192 tokens took 575 us in halves and 693 with `operand_walk`, 72 walks 714 (whole) and 909;
-#: with a layer's inputs 780 and 776, 876 and 999. Of gated linear attention 64 took 732 us and 479, in two runs. UNKNOWN: where
-#: only kernels know lengths, from so many walks for each eight multiprocessors on.
-SHORT_CHUNKS, IN_TURN_TOKENS, IN_TURN, IN_HALVES, UNKNOWN = 16, 9, {True: 16, False: 11}, 19, 7
+#: Where gates are -5 or more, a decayed product of 16 tokens is one product. Warps that take such chunks in turn then compute
+#: all operands in the block of the walk, so that none goes through global memory. A call takes as long as its longest walk,
+#: 0.087 us for a token, and in halves of V 0.070 us, whatever the number of walks, while `operand_walk` takes 0.17 us for a
+#: token that each multiprocessor has (Kimi Delta Attention, an H200). So the longest walk may have so many eighths of those
+#: tokens: IN_TURN, by whether the page has an inverse, and IN_HALVES, if kernels compute no gates or norms, from a class of mean
+#: tokens on. On an H200 64 walks over 8192 tokens took 575 us in halves and 693 with `operand_walk`, 72 walks 714 (whole) and
+#: 909; with a layer's inputs 780 and 776, 876 and 999; 64 heads over 34 sequences of 11 tokens 176 and 260. Of gated linear
+#: attention 64 took 732 us and 479, in two runs. UNKNOWN: where only kernels know lengths, from so many walks for each eight
+#: multiprocessors on.
+SHORT_CHUNKS, IN_TURN, IN_HALVES, IN_HALVES_MEAN, UNKNOWN = 16, {True: 16, False: 10}, 19, 9, 7
+#: Eighths of packs of which the host knows that one sequence has more than twice the mean: up to UNEVEN_WHOLE whole walks in
+#: turn, up to UNEVEN_HALVES in halves, if kernels compute no gates or norms; above that `operand_walk` in halves. Packs with
+#: more than PARTS_FROM, by whether they are uneven so, have parts, of whole V from a size of LARGE_PARTS on (classes of walks
+#: and mean tokens). PAIRED_UNEVEN: from which size on uneven packs with more than UNEVEN_WHOLE have pairs of builds, by whether
+#: kernels compute gates or norms. On an H200 Kimi Delta Attention with 16 heads over 13 sequences, one with 17487 of 26482
+#: tokens, took 1502 us in turn, 928 with `operand_walk`, 706 in halves, 630 in parts, and in a pair 412 where all heads forget
+#: fast; 24 heads over 28 sequences, the longest with 4306 of 6536 tokens, 384, 307, 270 and 290 (parts) us.
+UNEVEN_WHOLE, UNEVEN_HALVES, LARGE_PARTS, PAIRED_UNEVEN = 15, 20, 17, {False: 18, True: inf}
+PARTS_FROM = {True: 48, False: 63}
 #: From which classes of mean tokens, and of walks times these, on a build with short warm-ups runs before the one that runs
 #: alone, where the GPU has two multiprocessors for each walk; the second class by whether kernels compute gates or norms, as
 #: those of a layer, of which some head forgets slowly. On an H200 Kimi Delta Attention took, in a pair where all heads forget

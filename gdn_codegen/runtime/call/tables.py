@@ -35,6 +35,8 @@ SHARED = DECODE, BACKWARD
 UNIT = Contract((("k", "unit"),))
 
 
+#: As many tokens take as long as a walk takes besides its tokens.
+START_TOKENS = 77
 #: What part of the time of all walks side by side the longest one takes at least, if it matters when it starts. Fitted to those
 #: 68 of 200 random packs that have more walks than an H100 has multiprocessors.
 LEVEL = 0.7
@@ -79,7 +81,7 @@ class Extent:
         side."""
         if not units:
             return ""
-        share = self.longest * units / max(1, (self.tokens + 77 * self.sequences) * self.HV)
+        share = self.longest * units / max(1, (self.tokens + START_TOKENS * self.sequences) * self.HV)
         if self.longest >= 512 and share >= 1:
             return "dominated"
         known, equal = self.longest or not self.packed, 8 * self.longest * self.sequences <= 9 * self.tokens
@@ -90,10 +92,10 @@ class Extent:
         return min(9, -(-8 * self.walks // units)) if units else 0
 
     def longest_share(self, units: int) -> int:
-        """Tokens of the longest walk, in eighths of those that each of `units` multiprocessors has in all; rounded up, at most
-        32. 0 if the host does not know, and without a GPU."""
+        """Tokens of the longest walk, in eighths of those that each of `units` multiprocessors has in all, with START_TOKENS for
+        each walk; rounded up, at most 64. 0 if the host does not know, and without a GPU."""
         longest = self.longest or (0 if self.unknown else -(-self.tokens // self.sequences))
-        return min(32, -(-8 * longest * units // max(1, self.tokens * self.HV)))
+        return min(64, -(-8 * longest * units // max(1, (self.tokens + START_TOKENS * self.sequences) * self.HV)))
 
     @property
     def shared(self) -> int:
