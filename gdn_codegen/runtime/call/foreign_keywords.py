@@ -201,12 +201,15 @@ def longest(name: str, x: Any, cu_seqlens: Any) -> int:
     return _rounded(LENGTHS[name](name, x, cu_seqlens))
 
 
+def least(before: int, name: str, x: Any, cu_seqlens: Any) -> int:
+    """The least that keywords of LENGTHS say. before: what others say, 0 for nothing."""
+    found = 0 if x is None else longest(name, x, cu_seqlens)
+    return min(found, before or found) if found else before
+
+
 def _longest(name: str) -> Callable[[dict[str, Any], Any, int], None]:
     def meant(own: dict[str, Any], x: Any, _: int) -> None:
-        """Of several such keywords the one that says least counts."""
-        found = 0 if x is None else longest(name, x, own["cu_seqlens"])
-        if found:
-            own["longest"] = min(found, own["longest"] or found)
+        own["longest"] = least(own["longest"], name, x, own["cu_seqlens"])
     return meant
 
 
