@@ -67,6 +67,16 @@ def test_what_is_known_is_what_the_translation_gives(form, monkeypatch):
     assert same(got, translated(t, X, others, chunk, ours)) and not same(got, want)
 
 
+def test_other_lengths_are_not_translated_again(monkeypatch):
+    """Each prefill of an engine has others."""
+    t = T._replace(cu_seqlens=ENDS)
+    known_keywords.spelled(t, X, {"max_seqlen": 4})
+    monkeypatch.setattr(known_keywords, "_translated", lambda *x: pytest.fail("translated again"))
+    for longest in (4, 2, 9):
+        said, x = known_keywords.spelled(t, X, {"max_seqlen": longest})
+        assert said[0] is Q and x == tuple(X._replace(longest=longest))
+
+
 #: A form, and how the next call differs: its keywords, tensors, options, chunk; and the error that it must raise, if any.
 OTHER = [
     ("FLA", dict(others=dict(use_gate_in_kernel=1)), "use_gate_in_kernel: got 1"),
