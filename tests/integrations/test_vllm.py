@@ -97,12 +97,13 @@ def test_the_op_learns_how_long_the_longest_prompt_is(vllm, monkeypatch):
     stub.CONTEXT.attn_metadata = {"other": SimpleNamespace(), "layer": SimpleNamespace(**about)}
     for ends in (about["prefill_query_start_loc"], ints(0, 1, 10, 31)):
         op.chunk_gated_delta_rule(**named, cu_seqlens=ends)
-    for changed in (dict(nums_dict=None), dict(nums_dict={8: {"nums": torch.ones(3, device="meta")}}), dict(nums_dict={})):
+    for changed in (dict(nums_dict=None), dict(nums_dict={8: {"nums": torch.ones(3, device="meta")}}),
+                    dict(nums_dict={8: {}}), dict(nums_dict={})):
         stub.CONTEXT.attn_metadata = {"layer": SimpleNamespace(**about | changed)}
         op.chunk_gated_delta_rule(**named, cu_seqlens=about["prefill_query_start_loc"])
     stub.CONTEXT.attn_metadata = None
     op.chunk_gated_delta_rule(**named, cu_seqlens=about["prefill_query_start_loc"])
-    assert found[2:] == [24, None, None, None, None, None] and "left to the host" not in integrations.report()
+    assert found[2:] == [24, *[None] * 6] and "left to the host" not in integrations.report()
 
 
 def of_checkpoints(lengths, slots, old, decodes, offsets, at):

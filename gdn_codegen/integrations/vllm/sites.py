@@ -75,8 +75,9 @@ def chunk_gated_delta_rule(
 
 def longest_of(about: Any) -> int | None:
     """As many tokens as a prompt of a batch has at most, by the batch's metadata; None where these do not say."""
-    for block, table in (getattr(about, "nums_dict", None) or {}).items():
-        counts = table["nums"]
+    tables = getattr(about, "nums_dict", None)
+    for block, table in tables.items() if isinstance(tables, dict) else ():
+        counts = table.get("nums") if isinstance(table, dict) else None
         if isinstance(counts, Tensor) and counts.device.type == "cpu" and len(counts):
             return int(block * max(counts.tolist()))
     return None
