@@ -18,7 +18,7 @@ from .host.tensors import _fail, _integer
 from .ops import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from .runtime.call import by_token, members
 from .runtime.call.aliasing import shared
-from .runtime.call.foreign_keywords import LENGTHS
+from .runtime.call.foreign_keywords import LENGTHS, longest
 from .runtime.call.normalise import check_plain, shape_of, token_axis
 
 State = Tensor | None
@@ -201,7 +201,11 @@ def _product(op: Callable[..., Any], inputs: tuple[Any, ...], n: Any, said: dict
         g = _between(g, tokens, n, 0, _NO_DECAY.get(raw, 0.0))
     if n > 1:
         q = _between(q, tokens, n, n - 1)
-    for name in ("cu_seqlens", *_COUNTS):
+    ends = said.get("cu_seq_lens_q") if said.get("cu_seqlens") is None else said["cu_seqlens"]
+    for name in LENGTHS:
+        if said.get(name) is not None:
+            longest(name, said[name], ends)  # an error says what the caller said
+    for name in ("cu_seqlens", "cu_seq_lens_q", *_COUNTS):
         x = _integer(said.get(name))
         said[name] = x * n if isinstance(x, Tensor) or type(x) is int else x
     whole = None if out is None else _room(out, inputs, tokens, n)

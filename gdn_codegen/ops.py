@@ -94,7 +94,7 @@ def chunk_gated_delta_rule(
       float32; they are rounded to v's dtype.
       layout: "bthd" (the default) or "bhtd", which swaps T and heads; head_first=True means "bhtd". "bsnd" and "bnsd" are
       synonyms.
-      cu_seqlens: int32 or int64 [N + 1]. Packs N sequences into B = 1. The keyword max_seqlen: the most tokens of a sequence.
+      cu_seqlens: int32 or int64 [N + 1]. Packs N sequences into B = 1. The keyword max_seqlen: tokens of the longest sequence.
       scale: a number; None means K ** -0.5.
       use_qk_l2norm_in_kernel: divide rows of q and k by their L2 norms first.
       unit_keys: a promise that rows of k have norm 1, up to rounding. Where a long sequence is split into parts, the kernels then

@@ -79,8 +79,9 @@ def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost, chosen: 
 
 
 def _split_parts(parts: int, tokens: int, size: int) -> int:
-    """Of the parts of a pack, how many belong to sequences of several parts, at most. size: tokens of a part. Such a sequence has
-    more tokens than that, and so fewer than 2 parts for each `size` of them. Where kernels choose parts, these come first."""
+    """Of the parts of a pack, how many belong to sequences of several parts, at most. size: the fewest tokens of a
+    part. Such a sequence has more, and so fewer than 2 parts for each `size` of them. Where kernels choose parts, these come
+    first (choose_parts.cuh)."""
     return min(parts, max(1, 2 * tokens // size))
 
 

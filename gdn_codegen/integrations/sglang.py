@@ -45,8 +45,8 @@ _LINEAR = "sglang.srt.layers.attention.linear"
 State = Tensor | None
 #: Keywords that layers of SGLang up to 0.5.23 pass to the kernels of all backends, and that change no result of its Triton
 #: kernels: tables, copies of lengths, and what other backends need.
-_IGNORED = frozenset({"chunk_indices", "chunk_offsets", "seq_lens_cpu", "extend_prefix_lens", "layer_id", "is_spec_decode",
-                      "output", "stable_rows", "state_checkpoint_cu_starts", "num_state_checkpoints",
+_IGNORED = frozenset({"chunk_indices", "chunk_offsets", "extend_seq_lens_cpu", "seq_lens_cpu", "extend_prefix_lens", "layer_id",
+                      "is_spec_decode", "output", "stable_rows", "state_checkpoint_cu_starts", "num_state_checkpoints",
                       "state_checkpoint_every_n_tokens", "state_checkpoint_indices", "track_ssm_h_src", "track_ssm_h_batch_src"})
 #: Whether SGLang reads the states before chunks of this call of GDNAttnBackend.forward_extend.
 _read: ContextVar[bool] = ContextVar("_read", default=True)

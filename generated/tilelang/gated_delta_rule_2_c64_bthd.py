@@ -1615,8 +1615,9 @@ def _needs_summaries(chunks: int, span: int, most: int, cost: PartCost, chosen: 
 
 
 def _split_parts(parts: int, tokens: int, size: int) -> int:
-    """Of the parts of a pack, how many belong to sequences of several parts, at most. size: tokens of a part. Such a sequence has
-    more tokens than that, and so fewer than 2 parts for each `size` of them. Where kernels choose parts, these come first."""
+    """Of the parts of a pack, how many belong to sequences of several parts, at most. size: the fewest tokens of a
+    part. Such a sequence has more, and so fewer than 2 parts for each `size` of them. Where kernels choose parts, these come
+    first (choose_parts.cuh)."""
     return min(parts, max(1, 2 * tokens // size))
 
 
@@ -1673,7 +1674,7 @@ class Plan:
     given: one tensor for each row of `Tables.inputs`, `head_inputs` and `chunk_inputs`. states: one for each row of `initial`.
     outs: one for each row of `outputs`. buffers: the caller's memory for `final` and `checkpoints`, or None. wanted: True if
     final states are wanted. every: chunks from one checkpoint to the next. longest: tokens of the longest sequence, 0 if not
-    known; the length of parts depends on it, and nothing else. call: runs the plan (host/call.py).
+    known; parts and their summaries depend on it, and nothing else. call: runs the plan (host/call.py).
     """
 
     call: Callable[..., list[Any]]
@@ -1828,7 +1829,7 @@ class Plan:
             self.span = self.host.span(self.batch * self.tokens, self.sequences, self.value_heads, self.device, self.packed,
                                        self.longest)
             chooses = self.host.chooses_parts(self.device, self.packed, self.sequences)
-            longest = self.longest if chooses and self.longest else self.tokens
+            longest = min(self.longest, self.tokens) if chooses and self.longest else self.tokens
             self.summed = int(bool(t.summaries) and _needs_summaries(-(-longest // t.chunk), self.span, t.most, t.part_cost,
                                                                      chooses))
             if chooses:

@@ -183,6 +183,7 @@ def test_summaries_are_launched_where_a_sequence_may_need_them(monkeypatch):
     assert in_parts(monkeypatch, [16384] * 4, value_heads=8)[1][0] == 1
     assert in_parts(monkeypatch, [4096] * 4, value_heads=16)[1][0] == 1
     assert in_parts(monkeypatch, [4096] * 4, value_heads=16, longest=4096)[1][0] == 0
+    assert in_parts(monkeypatch, [1024] * 4, value_heads=16, longest=262144)[1][0] == 0  # more than all tokens
 
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=40), st.sampled_from((16, 32, 64)), st.integers(1, 20), st.data())

@@ -194,6 +194,37 @@ def test_a_bound_of_the_longest_sequence_is_no_more_than_all_tokens():
     assert call_for(about, t, request_of(t, x._replace(batch_invariant=True))).extent.longest == 0
 
 
+@pytest.mark.parametrize("op", [chunk_gated_delta_rule, gdn_codegen.chunk_delta_rule, gdn_codegen.chunk_gated_delta_product])
+def test_lengths_beside_another_name_of_cu_seqlens(op):
+    """In a call that comes again, too. A product of several steps for each token counts tokens by either name."""
+    cu, steps = torch.tensor([0, 13, 20]), {}
+    x = {n: y for n, y in GIVEN.items() if op is not gdn_codegen.chunk_delta_rule or n != "g"}
+    if op is gdn_codegen.chunk_gated_delta_product:
+        x, steps = {n: y if n in ("q", "g") else y.repeat_interleave(2, 1) for n, y in x.items()}, {"num_householder": 2}
+    x = {n: torch.randn(y.shape).to(y.dtype) if n != "g" else y for n, y in x.items()}
+    want = op(**x, **steps, cu_seqlens=cu, use_qk_l2norm_in_kernel=True)[0]
+    for more in ({}, {"max_seqlen": 13}, {"max_length_q": 14}, {"cu_seqlens_cpu": cu.clone()}):
+        for _ in range(2):
+            assert torch.equal(op(**x, **steps, cu_seq_lens_q=cu, use_qk_l2norm_in_kernel=True, **more)[0], want)
+    for name in ("max_seqlen", "max_length_q"):
+        with pytest.raises(ValueError, match=f"^{name}: got 12; accepted: at least 13"):
+            op(**x, **steps, cu_seq_lens_q=cu, use_qk_l2norm_in_kernel=True, **{name: 12})
+
+
+def test_what_is_wrong_with_cu_seqlens_is_said_of_it():
+    for cu in ([0, 20], torch.tensor([0, 20]).to_sparse()):
+        with pytest.raises(ValueError, match=r"^cu_seqlens: got"):
+            chunk_gated_delta_rule(**GIVEN, cu_seqlens=cu, max_seqlen=20)
+
+
+def test_a_bound_that_is_computed_does_not_stop_an_export():
+    class Layer(torch.nn.Module):
+        def forward(self, cu):
+            return chunk_gated_delta_rule(**GIVEN, cu_seqlens=cu, max_seqlen=cu.diff().max().item())[0]
+    cu = torch.tensor([0, 13, 20])
+    assert torch.equal(torch.export.export(Layer(), (cu,)).module()(cu), Layer()(cu))
+
+
 def test_a_length_in_a_tensor_is_not_read():
     """transformers has one on the device."""
     for cu in (torch.tensor([0, 20]), None):

@@ -140,6 +140,7 @@ def test_a_known_call_settles_nothing(monkeypatch):
     (lambda x: dict(cu_seqlens_cpu=torch.tensor([0, 8])), "cu_seqlens_cpu: got"),
     (lambda x: dict(max_seqlen=1), "max_seqlen: got 1; accepted: at least"),
     (lambda x: dict(max_seqlen=True), "max_seqlen: got True"),
+    (lambda x: dict(cu_seqlens=None, cu_seq_lens_q=x["cu_seqlens"], max_length_q=1), "max_length_q: got 1; accepted: at least"),
     (lambda x: dict(k=None), "k: got NoneType")])
 def test_what_a_known_call_still_looks_at(changed, message):
     x = known()

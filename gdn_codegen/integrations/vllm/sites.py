@@ -84,7 +84,8 @@ def longest_of(about: Any) -> int | None:
 
 
 def longest(cu_seqlens: State) -> int | None:
-    """The same, by the metadata that vLLM has for its layers now. cu_seqlens: a tensor of these."""
+    """The same, by the metadata that vLLM has for its layers now. cu_seqlens: the op's; known only if
+    it is one of these metadata's own tensors."""
     try:
         of_layers = sys.modules["vllm.forward_context"].get_forward_context().attn_metadata
     except (KeyError, AttributeError, AssertionError):  # vLLM asserts that there is a context

@@ -4,8 +4,9 @@ Lengths of packed sequences are on the device, so the host launches kernels over
 the shortest parts that pay then. If no sequence is that long, longer parts are better, or whole sequences. The first kernel has
 one block more, which knows all lengths from `cu_seqlens`. It finds the best number of chunks by the host's model of cost, and
 stores which chunks each part has (op `choose_parts`), those of the longest sequence first. Kernels over parts read that
-(`Kernel.places`). There are never more parts than the host launches instances for. Instances past the last part end at once. So
-do all instances of a kernel that has nothing to do if each sequence is one part (op `return_unless_split`): those of summaries,
+(`Kernel.places`). There are never more parts than the host launches instances for; of kernels for summaries and bounds, never
+more parts of split sequences, which come first (host/parts.py `_split_parts`). Instances past the last part end at once. So do
+all instances of a kernel that has nothing to do if each sequence is one part (op `return_unless_split`): those of summaries,
 and those that bound what is forgotten before a part. A part of any length gives a right result, so the cost decides about time
 alone.
 

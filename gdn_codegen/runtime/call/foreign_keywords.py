@@ -13,7 +13,7 @@ from ...host.arguments import _check_flag
 from ...host.tensors import _fail, _integer
 from .arguments import DERIVED
 from .by_token import ARGUMENTS, absent
-from .normalise import check_cpu_ends, reads
+from .normalise import check_cpu_ends, check_plain, reads
 from .request import DEFAULT_CHUNK
 
 #: Another library's keyword -> ours.
@@ -176,18 +176,23 @@ def _of_copy(name: str, x: Any, cu_seqlens: Any) -> int:
 def _of_bound(name: str, x: Any, cu_seqlens: Any) -> int:
     """As many tokens as a sequence has at most."""
     x = _integer(x)
-    if not isinstance(x, (int, torch.SymInt)) or isinstance(x, bool) or x < 0:
+    if not isinstance(x, (int, torch.SymInt)) or isinstance(x, bool):
         _fail(name, _said(x), "an int of 0 or more, or None")
-    if not isinstance(cu_seqlens, Tensor):
+    if cu_seqlens is None:
         _fail(name, x, "cu_seqlens as well, or None")
-    if reads(cu_seqlens) and (most := max(_lengths(cu_seqlens), default=0)) > x:
+    if torch.compiler.is_compiling() or type(x) is not int:  # symbols are not compared
+        return 0
+    if x < 0:
+        _fail(name, x, "an int of 0 or more, or None")
+    check_plain("cu_seqlens", cu_seqlens)
+    if type(cu_seqlens) is Tensor and reads(cu_seqlens) and (most := max(_lengths(cu_seqlens), default=0)) > x:
         _fail(name, x, f"at least {most}, the tokens of the longest sequence")
-    return x if type(x) is int and not torch.compiler.is_compiling() else 0
+    return x
 
 
 def _of_host(name: str, x: Any, cu_seqlens: Any) -> int:
     """transformers' keyword. It is ignored without cu_seqlens, and as a tensor, which may be on a device."""
-    return _of_bound(name, x, cu_seqlens) if type(x) is int and isinstance(cu_seqlens, Tensor) else 0
+    return 0 if isinstance(x, Tensor) or cu_seqlens is None else _of_bound(name, x, cu_seqlens)
 
 
 #: Keywords that say how long the longest sequence is -> its tokens, or more; 0 where they do not say, as under torch.compile.

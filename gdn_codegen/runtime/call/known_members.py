@@ -71,10 +71,11 @@ def numbers_for(host: Host, given: Mapping[str, Any]) -> tuple[float, ...]:
 
 def said(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named: dict[str, Any], others: dict[str, Any],
          forms: str, recurrent: bool) -> Said:
-    """What the arguments of members.call say. Of keywords about lengths only that of the longest sequence counts."""
+    """What the arguments of members.call say. Of keywords about lengths only the longest length that they give counts."""
     ends, about_lengths = named.get("cu_seqlens"), [n for n in LENGTHS if others.get(n) is not None]
     if about_lengths:
-        others = others | {n: longest(n, others[n], ends) for n in about_lengths}
+        given = others.get("cu_seq_lens_q") if ends is None else ends
+        others = others | {n: longest(n, others[n], given) for n in about_lengths}
     values = [*inputs.values(), *named.values(), *others.values()]
     tensors = tuple([None if type(y) in PYTHONS or not isinstance(y, Tensor) else y for y in values])
     rest = [y for y in values if type(y) in PYTHONS or not isinstance(y, Tensor)]

@@ -35,7 +35,7 @@ SHARED = DECODE, BACKWARD
 UNIT = Contract((("k", "unit"),))
 
 
-#: As many tokens take as long as a walk takes besides its tokens.
+#: The fixed cost of a walk, in tokens.
 START_TOKENS = 77
 #: What part of the time of all walks side by side the longest one takes at least, if it matters when it starts. Fitted to those
 #: 68 of 200 random packs that have more walks than an H100 has multiprocessors.
@@ -92,8 +92,8 @@ class Extent:
         return min(9, -(-8 * self.walks // units)) if units else 0
 
     def longest_share(self, units: int) -> int:
-        """Tokens of the longest walk, in eighths of those that each of `units` multiprocessors has in all, with START_TOKENS for
-        each walk; rounded up, at most 64. 0 if the host does not know, and without a GPU."""
+        """Tokens of the longest walk, in eighths of those that each of `units` multiprocessors has in all, where all walks have
+        START_TOKENS more; rounded up, at most 64. 0 if the host does not know, and without a GPU."""
         longest = self.longest or (0 if self.unknown else -(-self.tokens // self.sequences))
         return min(64, -(-8 * longest * units // max(1, (self.tokens + START_TOKENS * self.sequences) * self.HV)))
 
