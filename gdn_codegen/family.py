@@ -18,7 +18,7 @@ from .host.tensors import _fail, _integer
 from .ops import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from .runtime.call import by_token, members
 from .runtime.call.aliasing import shared
-from .runtime.call.foreign_keywords import LENGTHS, longest
+from .runtime.call.foreign_keywords import LENGTHS, by_our_names, longest
 from .runtime.call.normalise import check_plain, shape_of, token_axis
 
 State = Tensor | None
@@ -140,8 +140,9 @@ def _decays_of_layer(v: Tensor, layer_idx: Any, num_layers: Any, others: dict[st
     return torch.arange(heads, dtype=torch.float32, device=v.device) * each
 
 
-#: Arguments for states of draft tokens, tables of chunks, and other names of `out`: all count steps where a token has several.
-_NOT_BY_STEPS = (*by_token.ARGUMENTS, "chunk_indices", "chunk_offsets", "core_attn_out", "output", "o")
+#: Arguments for states of draft tokens, tables of chunks, and vLLM's buffer of any shape: they count steps where a token has
+#: several.
+_NOT_BY_STEPS = (*by_token.ARGUMENTS, "chunk_indices", "chunk_offsets", "core_attn_out")
 #: Arguments that count tokens. Of a pack with n steps for each token they are n times as much.
 _COUNTS = ("checkpoint_chunks", "checkpoint_every_n_tokens", "checkpoint_positions", *LENGTHS)
 #: The gate of a step that does not decay, in each form.
@@ -185,6 +186,7 @@ def _product(op: Callable[..., Any], inputs: tuple[Any, ...], n: Any, said: dict
     n = _integer(n)
     if type(n) is not int or n < 1:
         _fail("num_householder", repr(n), "an int of at least 1")
+    said = by_our_names(said)
     slots = said.get("state_indices")
     for name in [m for m in _NOT_BY_STEPS if said.get(m) is not None] + (
             ["state_indices"] if isinstance(slots, Tensor) and slots.ndim == 2 else []):
@@ -201,11 +203,10 @@ def _product(op: Callable[..., Any], inputs: tuple[Any, ...], n: Any, said: dict
         g = _between(g, tokens, n, 0, _NO_DECAY.get(raw, 0.0))
     if n > 1:
         q = _between(q, tokens, n, n - 1)
-    ends = said.get("cu_seq_lens_q") if said.get("cu_seqlens") is None else said["cu_seqlens"]
     for name in LENGTHS:
         if said.get(name) is not None:
-            longest(name, said[name], ends)  # an error says what the caller said
-    for name in ("cu_seqlens", "cu_seq_lens_q", *_COUNTS):
+            longest(name, said[name], said.get("cu_seqlens"))  # an error says what the caller said
+    for name in ("cu_seqlens", *_COUNTS):
         x = _integer(said.get(name))
         said[name] = x * n if isinstance(x, Tensor) or type(x) is int else x
     whole = None if out is None else _room(out, inputs, tokens, n)

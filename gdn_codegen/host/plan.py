@@ -238,20 +238,24 @@ class Plan:
     def launched(self) -> list[tuple[Any, list[int], list[int]]]:
         """For each kernel that a call launches: the launch, the indices of its tensors, and those of its numbers."""
         t = self.tables
+        counts = {"chunks": self.slots, "parts": self.parts, "sequences": self.sequences}
+        if t.pipelined:
+            counts = {"chunks": self.sequences * self.span, "parts": self.sequences}
         sizes = (self.sequences, self.tokens, int(not self.packed and self.tokens > 0), self.heads, self.value_heads, self.slots)
         first = bool(t.declined) and self.host.earlier is None  # of a pair: such a kernel clears the counter
         skipped = *(() if self.summed else t.summaries), *(t.bounds if self.span * t.chunk >= self.tokens and not first else ())
-        split = _split_parts(self.parts, self.tokens, t.chunk * self.span) if self.ints.get("units") else self.parts
-        parts = {n: split if grid == "parts" and n in (*t.summaries, *t.bounds) else self.parts for n, grid, *_ in t.kernels}
-        counts = {"chunks": self.sequences * self.span if t.pipelined else self.slots, "sequences": self.sequences}
-        instances = {row[0]: counts.get(row[1], self.sequences if t.pipelined else parts[row[0]]) * self.value_heads * row[2]
+        fewer: dict[str, int] = {}  # parts of kernels that have nothing to do for a sequence of one part
+        if self.ints.get("units"):
+            split = _split_parts(self.parts, self.tokens, t.chunk * self.span)
+            fewer = {n: split for n, grid, *_ in t.kernels if grid == "parts" and n in (*t.summaries, *t.bounds)}
+        instances = {row[0]: fewer.get(row[0], counts[row[1]]) * self.value_heads * row[2]
                      for row in t.kernels if row[0] not in skipped}
         if together := getattr(self.host.launcher, "together", None):
             together(tuple(n for n, count in instances.items() if count), self.device)
         found, order, numbers = [], {n: at for at, n in enumerate(t.tensors)}, list(t.scalars)
         many = max(1, -(-self.tokens // (t.chunk * self.span))) if t.pipelined else 1
         for part, (name, _, _, tensors, scalars) in itertools.product(range(many), t.kernels):
-            of_parts = (part if t.pipelined else parts[name], self.span) if self.span else ()
+            of_parts = (part if t.pipelined else fewer.get(name, self.parts), self.span) if self.span else ()
             if count := instances.get(name):
                 launch = self.host.launcher(name, count, (*sizes, *of_parts), [self.ints[n] for n in t.ints[name]], self.device)
                 found.append((launch, [order[n] for n in tensors], [numbers.index(n) for n in scalars]))

@@ -262,7 +262,7 @@ def test_what_steps_take():
     (dict(beta=torch.zeros(1, 9, 2)), r"beta: got shape \(1, 9, 2\); accepted: 18"),
     (dict(out=torch.zeros(1, 9, 2, 64)), r"out: got shape \(1, 9, 2, 64\), torch.float32; accepted: shape \(1, 9, 2, 64\), "),
     (dict(out=torch.zeros(1, 18, 2, 64).bfloat16()), r"out: got shape \(1, 18, 2, 64\)"),
-    (dict(output=torch.zeros(1, 9, 2, 64)), "output: got a tensor; accepted: no value, because a token has several steps"),
+    (dict(core_attn_out=torch.zeros(1, 9, 2, 64)), "core_attn_out: got a tensor; accepted: no value, because a token has"),
     (dict(chunk_indices=torch.zeros(1, 2).int()), "chunk_indices: got a tensor; accepted: no value"),
     (dict(state_indices=torch.zeros(1, 2).int()), "state_indices: got rank 2; accepted: rank 1, because a token has several"),
     (dict(gate="raw"), "A_log: got None; accepted: a tensor"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from reference import expected, problem, rms_error
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gdn_codegen
 from gdn_codegen import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule, recurrent_gated_delta_rule
@@ -209,6 +210,25 @@ def test_lengths_beside_another_name_of_cu_seqlens(op):
     for name in ("max_seqlen", "max_length_q"):
         with pytest.raises(ValueError, match=f"^{name}: got 12; accepted: at least 13"):
             op(**x, **steps, cu_seq_lens_q=cu, use_qk_l2norm_in_kernel=True, **{name: 12})
+
+
+def test_other_names_mean_the_same_to_a_product():
+    """It counts steps, so it has to know which arguments count tokens."""
+    op, x = gdn_codegen.chunk_gated_delta_product, {n: torch.randn(y.shape).to(y.dtype) for n, y in GIVEN.items() if n in "qkv"}
+    x = {n: y if n == "q" else y.repeat_interleave(2, 1) for n, y in x.items()} | {"g": GIVEN["g"], "beta": torch.rand(1, 40, 1)}
+    out, want = torch.empty(1, 20, 1, 32, dtype=torch.float16), op(**x, num_householder=2, use_qk_l2norm=True)[0]
+    assert op(**x, num_householder=2, use_qk_l2norm=True, output=out)[0] is out and torch.equal(out, want)
+    with pytest.raises(ValueError, match=r"^state_indices: got rank 2; accepted: rank 1"):
+        op(**x, num_householder=2, initial_state=torch.zeros(4, 1, 32, 32), ssm_state_indices=torch.zeros(1, 20).int())
+    with pytest.raises(ValueError, match=r"^cu_seq_lens_q: got both"):
+        op(**x, num_householder=2, cu_seqlens=torch.tensor([0, 20]), cu_seq_lens_q=torch.tensor([0, 20]))
+
+
+def test_a_fake_tensor_outside_its_mode_is_not_read():
+    with FakeTensorMode() as mode:
+        fake = {n: mode.from_tensor(y) for n, y in GIVEN.items()}, mode.from_tensor(torch.tensor([0, 13, 20]))
+    for more in ({"max_seqlen": 13}, {"cu_seqlens_cpu": fake[1]}):
+        assert chunk_gated_delta_rule(**fake[0], cu_seqlens=fake[1], **more)[0].shape == GIVEN["v"].shape
 
 
 def test_what_is_wrong_with_cu_seqlens_is_said_of_it():

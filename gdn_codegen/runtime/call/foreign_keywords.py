@@ -72,6 +72,21 @@ def _alias(own: dict[str, Any], name: str, x: Any) -> None:
     own[ours] = x
 
 
+def by_our_names(said: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, with synonyms under our names. ValueError where both are given."""
+    own = {n: x for n, x in said.items() if n not in ALIASES}
+    for name in [n for n in said if n in ALIASES]:
+        own.setdefault(ALIASES[name], _UNSET.get(ALIASES[name]))
+        _alias(own, name, said[name])
+    return own
+
+
+def ends_of(cu_seqlens: Any, others: dict[str, Any]) -> Any:
+    """cu_seqlens, by whichever of its names it is given. others: keywords of the call."""
+    names = [n for n, ours in ALIASES.items() if ours == "cu_seqlens" and others.get(n) is not None]
+    return others[names[0]] if cu_seqlens is None and names else cu_seqlens
+
+
 def _gate(own: dict[str, Any], x: Any, _: int) -> None:
     if _check_flag("use_gate_in_kernel", x):
         if own["gate"] == "linear":
@@ -185,7 +200,7 @@ def _of_bound(name: str, x: Any, cu_seqlens: Any) -> int:
     if x < 0:
         _fail(name, x, "an int of 0 or more, or None")
     check_plain("cu_seqlens", cu_seqlens)
-    if type(cu_seqlens) is Tensor and reads(cu_seqlens) and (most := max(_lengths(cu_seqlens), default=0)) > x:
+    if reads(cu_seqlens) and (most := max(_lengths(cu_seqlens), default=0)) > x:
         _fail(name, x, f"at least {most}, the tokens of the longest sequence")
     return x
 

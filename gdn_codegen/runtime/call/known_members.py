@@ -18,7 +18,7 @@ from ...host.tensors import _is_transformed
 from ..admit import captures
 from .aliasing import reach, shared, written
 from .arguments import Tensors
-from .foreign_keywords import LENGTHS, longest
+from .foreign_keywords import LENGTHS, ends_of, longest
 from .given import given_to, integers_of
 from .launch import PLAIN, RECENT, kind
 from .native_launcher import Asked, NotReady, call_launcher, kernels_ahead
@@ -74,7 +74,7 @@ def said(algorithm: str, inputs: dict[str, Any], numbers: dict[str, Any], named:
     """What the arguments of members.call say. Of keywords about lengths only the longest length that they give counts."""
     ends, about_lengths = named.get("cu_seqlens"), [n for n in LENGTHS if others.get(n) is not None]
     if about_lengths:
-        given = others.get("cu_seq_lens_q") if ends is None else ends
+        given = ends_of(ends, others)
         others = others | {n: longest(n, others[n], given) for n in about_lengths}
     values = [*inputs.values(), *named.values(), *others.values()]
     tensors = tuple([None if type(y) in PYTHONS or not isinstance(y, Tensor) else y for y in values])

@@ -114,10 +114,11 @@ def _word(name: str, x: Any, accepted: dict[str, _T]) -> _T:
 
 def reads(*tensors: Tensor | None) -> bool:
     """Whether values may be read: all are on the CPU, so no read waits for a device, or GDN_CODEGEN_CHECK=1 asks for it. Tensors
-    under a mode that sees torch's ops may be fake."""
+    of other classes, and under a mode that sees torch's ops, may be fake."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
-    return os.environ.get("GDN_CODEGEN_CHECK") == "1" or all(x is None or x.device.type == "cpu" for x in tensors)
+    return os.environ.get("GDN_CODEGEN_CHECK") == "1" or all(
+        x is None or (x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)) for x in tensors)
 
 
 def check_cpu_ends(x: Any, cu_seqlens: Any) -> None:
