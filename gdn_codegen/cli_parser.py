@@ -81,13 +81,17 @@ def _module_options(p: argparse.ArgumentParser) -> None:
                    help="head counts to compile for (triton); may be given again")
     p.add_argument("--cached", action="store_true", help="write to the cache of the package's op instead of --out")
     p.add_argument("--model", metavar="NAME", help="instead all builds that a server of this model calls, to the cache of the "
-                   f"package's op: {', '.join(n for n, m in models.MODELS.items() if not m.lacks)}")
+                   f"package's op: {', '.join(models.MODELS)}")
+    p.add_argument("--engine", choices=models.ENGINES, help="with --model: the engine that makes the calls (default: each)")
     p.add_argument("--tensor-parallel", type=int, metavar="N", help="with --model: devices that share the heads (default: 1)")
     p.add_argument("--device", metavar="WORDS", help="with --model: the device of the calls, as 'NVIDIA H200', 'sm_90 x 132' or "
                    "cpu (default: the GPU that is here)")
     p.add_argument("--tokens", type=int, metavar="N", help="with --model: the most tokens of a call (default: 262144)")
     p.add_argument("--sequences", type=int, metavar="N", help="with --model: the most sequences of a call (default: 256)")
-    p.add_argument("--speculative", action="store_true", help="with --model: also the steps that verify draft tokens")
+    p.add_argument("--speculative", action="store_true", help="with --model: also calls with draft tokens")
+    p.add_argument("--prefix-caching", action="store_true", help="with --model: also prefill that stores states at "
+                   "positions, for a cache of prefixes")
+    p.add_argument("--state-dtype", choices=DTYPES, help="with --model: the dtype of states (default: the engine's own)")
 
 
 def _show_options(p: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from ..runtime.build import Build, render
 from ..runtime.call import native_launcher
 from ..runtime.call.device import Facts, described, facts
 from ..runtime.call.launch import chosen
+from ..runtime.call.positions import of_pieces, writes_slots
 from ..runtime.call.request import DECODE_CHUNK, Call, Request
 from ..runtime.call.size import size_of
 from ..runtime.call.tables import Extent, least
@@ -60,40 +61,85 @@ def steps(H: int, HV: int, most: Most) -> Iterator[Extent]:
     return (Extent(H, HV, n, n * t, packed=True) for n in range(1, most.sequences + 1) for t in range(1, DECODE_CHUNK + 1))
 
 
-def asked(c: Contract, target: str, decode: bool) -> Request:
-    """What the calls of a contract ask for: q and k as k comes, a pool of states in place."""
-    return Request(gate=c.input_form("g"), beta_form=c.input_form("beta"), l2norm=c.input_form("k") == "l2norm",
-                   unit_keys=c.input_form("k") == "unit", state_v_first=c.state_layout == "vk", state_dtype=c.state_dtype,
-                   in_place=c.in_place, output_final_state=not (c.in_place or c.frozen), by_token=c.words_by_token,
-                   target=target, decode=decode)
+@dataclass(frozen=True)
+class Kind:
+    """What calls of a server have in common: prefill, or decoding steps. aligned: whether states that the call stores at
+    positions are after whole chunks."""
+
+    contract: Contract
+    decode: bool
+    aligned: bool = False
+
+    def __str__(self) -> str:
+        """As a listing of builds has it, such as "decode in_place/slots/accepted"."""
+        if self.decode:
+            return f"decode {self.contract.words_by_token}".strip()
+        return "prefill that stores prefixes" if self.contract.positions else "prefill"
 
 
-def kinds(accept: str, speculative: bool) -> Iterator[tuple[Contract, bool]]:
-    """Contracts of a server's calls, and whether they are steps, which may verify draft tokens."""
-    contract = Contract.parse(accept)
-    yield from ((contract, False), (contract, True))
-    for words in models.DRAFT_TOKENS if speculative else ():
-        flags: dict[str, Any] = {"in_place": False, **dict.fromkeys(words.split("/"), True)}
-        yield replace(contract, **flags), True
+@dataclass(frozen=True)
+class Served:
+    """What a server does: the engines that run a model, whether steps verify draft tokens, whether prefill stores states for a
+    cache of prefixes, and the dtype of states, "" for that of the engine."""
+
+    engines: tuple[str, ...] = models.ENGINES
+    speculative: bool = False
+    prefix_caching: bool = False
+    state_dtype: str = ""
+
+    def kinds(self, m: models.Model) -> list[Kind]:
+        """The kinds of calls, each once."""
+        return list(dict.fromkeys(x for e in self.engines if e in m.engines for x in self._of(m.engines[e])))
+
+    def _of(self, calls: models.Calls) -> Iterator[Kind]:
+        """The kinds of an engine's calls."""
+        for contract in map(self._parsed, (*calls.prompts, *calls.beside_drafts * self.speculative)):
+            yield Kind(contract, False)
+        if self.prefix_caching and calls.aligned is not None:
+            for contract in map(self._parsed, calls.prompts):
+                yield Kind(replace(contract, positions=True), False, calls.aligned)
+        for contract in map(self._parsed, calls.steps):
+            yield Kind(contract, True)
+            for words in calls.drafts if self.speculative else ():
+                flags: dict[str, Any] = {"in_place": False, **dict.fromkeys(words.split("/"), True)}
+                yield Kind(replace(contract, **flags), True)
+
+    def _parsed(self, text: str) -> Contract:
+        contract = Contract.parse(text)
+        return replace(contract, state_dtype=self.state_dtype) if self.state_dtype else contract
+
+
+def asked(x: Kind, target: str, algorithm: str = Request.algorithm) -> Request:
+    """What the calls of a kind ask for: q and k as k comes, and initial states."""
+    c = x.contract
+    own = algorithm == Request.algorithm  # the ops of other pages name the forms of gates in `forms`
+    forms = ",".join(f"{n}={form}" for n, form in c.inputs if n not in ("beta", "q", "k") and not own)
+    return Request(gate=c.input_form("g") if own else "", forms=forms, beta_form=c.input_form("beta"), algorithm=algorithm,
+                   l2norm=c.input_form("k") == "l2norm", unit_keys=c.input_form("k") == "unit",
+                   state_v_first=c.state_layout == "vk", state_dtype=c.state_dtype, in_place=c.in_place,
+                   output_final_state=not (c.in_place or c.frozen), by_token=c.words_by_token, target=target, decode=x.decode,
+                   aligned_positions=x.aligned)
 
 
 def builds(m: models.Model, heads: tuple[int, int], on: Facts, target: str = "auto", most: Most | None = None,
-           speculative: bool = False) -> dict[Build, list[str]]:
+           what: Served | None = None) -> dict[Build, list[str]]:
     """The builds that calls of a model get on a device, each with the calls: prefill or decoding, sequences x mean tokens.
 
-    heads: H and HV of a call. speculative: whether steps also verify draft tokens. Inputs may be dense or views of wider rows:
-    a view of a single token is dense.
+    heads: H and HV of a call. Inputs may be dense or views of wider rows: a view of a single token is dense. Where a call takes
+    two builds, each has an entry.
     """
     most, found = most or Most(), defaultdict(list)
     device, resolved = torch.device(on.type), choose(on.type, target)
     prompts = {size_of(x, resolved, on): x for x in prefills(*heads, most)}.values()  # calls of a size share a build
-    for accept in m.accept:
-        for strided, (kind, decode) in product((False, True), kinds(accept, speculative)):
-            contract = replace(kind, strided=strided)
-            request, what = asked(contract, target, decode), f"decode {contract.words_by_token}".strip() if decode else "prefill"
-            for x in steps(*heads, most) if decode else prompts:
-                call = Call(request, TORCH[m.dtype], device, m.head_dims, x, contract, starts=True, wanted=not contract.frozen)
-                found[chosen(call, on)].append(f"{what} {x.sequences} x {x.tokens // x.sequences}")
+    for kind, strided in product((what or Served()).kinds(m), (False, True)):
+        contract = replace(kind.contract, strided=strided)
+        request = asked(kind, target, m.algorithm)
+        for x in steps(*heads, most) if kind.decode else prompts:
+            call = Call(request, TORCH[m.dtype], device, m.head_dims, x, contract, starts=True, wanted=not contract.frozen)
+            b = chosen(call, on)
+            pieces = of_pieces(b, contract) if contract.positions and not writes_slots(device, request) else None
+            for one in filter(None, (b.earlier, b, pieces)):
+                found[one].append(f"{kind} {x.sequences} x {x.tokens // x.sequences}")
     return dict(found)
 
 
@@ -118,13 +164,17 @@ def command(a: argparse.Namespace) -> int:
     """`gdn_codegen build --model`. Returns 0. ValueError for a wrong option, before anything is written."""
     m, on = models.find(a.model), device_of(a.device)
     if a.accept:
-        m = replace(m, accept=(str(Contract.parse(a.accept)),))
+        said = (str(Contract.parse(a.accept)),)
+        m = replace(m, engines={e: models.Calls(said, said, x.drafts, aligned=x.aligned) for e, x in m.engines.items()})
+    if a.engine not in (None, *m.engines):
+        raise ValueError(f"engine: got {a.engine!r} for {a.model}; accepted: {', '.join(m.engines)}")
+    what = Served((a.engine,) if a.engine else models.ENGINES, a.speculative, a.prefix_caching, a.state_dtype or "")
     heads = m.share(1 if a.tensor_parallel is None else a.tensor_parallel)
     if a.compile is not None:
         check_arch(a.compile, on)
     most = Most(*(default if x is None else x for x, default in ((a.tokens, Most.tokens), (a.sequences, Most.sequences))))
     with under_way(f"asking for the builds of {a.model}"):
-        found = builds(m, heads, on, "auto" if a.target == "all" else a.target, most, a.speculative)
+        found = builds(m, heads, on, "auto" if a.target == "all" else a.target, most, what)
         for b in found:
             render(b)
     if a.compile is not None:

@@ -1,7 +1,7 @@
 """Modules of vLLM with functions for Kimi Delta Attention: their signatures, read in 0.33.0. Each returns "the host's".
 
-vllm/models/kimi_k3/nvidia/ops/third_party/kda (chunk.py, fused_recurrent.py), vllm/models/kimi_k3/nvidia/kda.py and
-vllm/models/glm5next/nvidia/ops/third_party/kda/kernels.py.
+vllm/models/kimi_k3/nvidia/ops/third_party/kda (chunk.py, fused_recurrent.py), vllm/models/kimi_k3/nvidia/kda.py,
+vllm/models/glm5next/nvidia/ops/third_party/kda/kernels.py and vllm/models/glm5next/common/kda.py.
 """
 from pathlib import Path
 
@@ -28,13 +28,27 @@ FUNCTIONS = {
         "chunk_kda_with_fused_gate(q, k, v, raw_g, beta, A_log, g_bias, scale=None, initial_state=None, "
         "output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None, safe_gate=False, lower_bound=-5.0, **kwargs)")}
 
+#: GLM-5.3's layer, in the module with this name.
+LAYER = "vllm.models.glm5next.common.kda"
+CLASS = """from vllm.v1.worker.workspace import current_workspace_manager
+
+
+class Glm5NextLinearAttention:
+    def _flashkda_prefill(self, q, k, v, g, beta, initial_state, cu_seqlens, out, checkpoint=None, raw_qkv=None, conv_state=None,
+                          recurrent_state=None):
+        return "the host's", None
+"""
+
 
 def write(folder: Path) -> None:
     """Add the modules to the package `vllm` in a folder. A package `kda` imports the functions of its modules."""
-    for module, functions in FUNCTIONS.items():
+    texts = {module: "".join(f"def {f}:\n    return \"the host's\", None\n\n\n" for f in functions)
+             for module, functions in FUNCTIONS.items()}
+    for module, text in (texts | {LAYER: CLASS}).items():
+        functions = FUNCTIONS.get(module, ())
         path = folder.joinpath(*module.split(".")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"def {f}:\n    return \"the host's\", None\n\n\n" for f in functions))
+        path.write_text(text)
         for above in path.relative_to(folder).parents[:-1]:
             (folder / above / "__init__.py").touch()
         if path.parent.name == "kda":

@@ -1,6 +1,5 @@
 """The plug-in for vLLM, with a stub of vLLM's package (stub_of_vllm.py), beside token recurrences in float64."""
 import importlib
-import math
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
@@ -27,6 +26,7 @@ from vllm_batches import (
     column,
     ints,
     near,
+    of_checkpoints,
     of_prompts,
     order,
     pool,
@@ -103,17 +103,6 @@ def test_the_op_learns_how_long_the_longest_prompt_is(vllm, monkeypatch):
     stub.CONTEXT.attn_metadata = None
     op.chunk_gated_delta_rule(**named, cu_seqlens=about["prefill_query_start_loc"])
     assert found[2:] == [24, *[None] * 6] and "left to the host" not in integrations.report()
-
-
-def of_checkpoints(lengths, slots, old, decodes, offsets, at):
-    """`of_prompts`, and checkpoints after so many tokens of each sequence, 0 for none, to slots."""
-    about, stride = of_prompts(lengths, slots, old, decodes), math.gcd(*offsets)
-    counts = [n // stride for n in lengths[decodes:]]
-    first = [sum(counts[:n]) for n in range(len(counts) + 1)]
-    rows = [0] * decodes + [first[n] + x // stride - 1 if x else 0 for n, x in enumerate(offsets[decodes:])]
-    return dict(about, checkpoint=stub.MambaPrefillCheckpointMetadata(ints(*offsets), ints(*at)),
-                flashinfer_checkpoint_plan=stub.GDNFlashInferCheckpointPlan(
-                    stride, first[-1], torch.tensor(first), torch.tensor(rows)))
 
 
 @pytest.mark.parametrize("whose", ["ours", "the host's"])

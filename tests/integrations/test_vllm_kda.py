@@ -1,6 +1,7 @@
 """The plug-in for vLLM and the ops for Kimi Delta Attention, with stubs (stub_of_vllm.py, stub_of_kimi.py)."""
 import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import stub_of_kimi as kimi
@@ -119,6 +120,68 @@ def test_kda_s_draft_tokens(vllm, module):
        ssm_state_indices=ints(*slots, [0, 0, 0]), num_accepted_tokens=ints(2, 1, 1), out=batch.out)
     batch.check(want, slots, all_states=True)
     assert served("fused_recurrent_kda") and not batch.out[0, 5:].any()
+
+
+class Window:
+    """A workspace of vLLM's, of which each tensor is full of NaN, as a method of a layer asks for it."""
+
+    def __init__(self, tokens, states):
+        of_sequences = (4, HV, V, K), states
+        self.specs = of_sequences, of_sequences, ((8,), torch.uint8), ((1, tokens + 9, HV, V), torch.bfloat16)
+        self.made = [torch.full(shape, 1 if dtype == torch.uint8 else NAN, dtype=dtype) for shape, dtype in self.specs]
+
+    def get_simultaneous(self, *specs):
+        assert specs == self.specs
+        return self.made
+
+
+@pytest.mark.parametrize("offsets, buffer", [(None, True), (None, False), ((16, 0, 48), True)])
+def test_glm_prompts_where_vllm_chose_flashkda(vllm, monkeypatch, offsets, buffer):
+    """The layer's method: o in its buffer or in vLLM's workspace, final states there, and checkpoints by vLLM's exporter."""
+    module, batch = vllm(kimi.LAYER), OfKimi([21, 6, 70], state=torch.bfloat16)
+    space, slots = Window(97, torch.bfloat16), [4, 5, 7]
+    monkeypatch.setattr(module, "current_workspace_manager", lambda: space)
+    want, exporter = batch.states(slots), stub.MambaPrefillCheckpointExporter(3)
+    layer = module.Glm5NextLinearAttention()
+    layer.A_log, layer.dt_bias, layer.head_dim, layer.kda_lower_bound = batch.A_log.view(1, 1, HV, 1), batch.bias, K, -5.0
+    layer._flashkda_buffer_specs, layer._checkpoint_exporter = space.specs, exporter
+    windows, raw = torch.zeros(9, 3 * HV * K, 3), torch.randn(97, 3 * HV * K)
+    stored = None if offsets is None else SimpleNamespace(checkpoint_offsets=ints(*offsets), state_indices=ints(1, 0, 2))
+    o, last = layer._flashkda_prefill(
+        q=batch.q, k=batch.k, v=batch.v, g=batch.g, beta=batch.beta, initial_state=batch.pool[slots],
+        cu_seqlens=ints(0, 21, 27, 97), out=batch.out if buffer else None, checkpoint=stored, raw_qkv=raw, conv_state=windows,
+        recurrent_state=batch.pool)
+    final, kept, _, outs = space.made
+    assert o.data_ptr() == (batch.out if buffer else outs).data_ptr() and last.data_ptr() == final.data_ptr() and len(last) == 3
+    batch.pool[slots] = last
+    batch.check(want, slots, o)
+    assert outs[:, 0 if buffer else 97:].isnan().all() and final[3].isnan().all()
+    assert kept[3].isnan().all() and kept[1].isnan().all() and (offsets is not None or kept.isnan().all())
+    for n, slot in ((0, 1), (2, 2)) if offsets else ():
+        near(batch.pool[slot], want[n][offsets[n] - 1][1], 1e-2)
+        end = (0, 21, 27)[n] + offsets[n]
+        assert torch.equal(windows[slot], raw[end - 3:end].T)
+    assert served("Glm5NextLinearAttention._flashkda_prefill")
+
+
+def test_another_method_of_glm_is_left_to_vllm(vllm, monkeypatch, capsys):
+    """One that names what was not read, and one with other arguments."""
+    monkeypatch.setenv("GDN_DEBUG", "1")
+    module = vllm(kimi.LAYER, register=False)
+
+    def named(self, q, k, v, g, beta, initial_state, cu_seqlens, out, checkpoint=None, raw_qkv=None, conv_state=None,
+              recurrent_state=None):
+        return q.new_feature
+
+    def fewer(self, q, k, v): ...
+    for other, said in ((named, "unknown: new_feature"), (fewer, "unknown: its arguments")):
+        monkeypatch.setattr(module.Glm5NextLinearAttention, "_flashkda_prefill", other)
+        kda.replace(module, False)
+        assert module.Glm5NextLinearAttention._flashkda_prefill is other
+        assert f"FlashKDA's prefill is not replaced ({said})" in capsys.readouterr().err
+    monkeypatch.delattr(module.Glm5NextLinearAttention, "_flashkda_prefill")
+    kda.replace(module, False)
+    assert "no layer with FlashKDA's prefill" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("offsets", [None, (16, 0, 48)])

@@ -1,6 +1,7 @@
 """What tests of the plug-in for vLLM share: the stub as a module, batches of Qwen's layer, and token recurrences beside them."""
 import importlib
 import inspect
+import math
 import sys
 import warnings
 from functools import partial
@@ -155,6 +156,17 @@ def of_prompts(lengths, slots, old, decodes=0):
                 num_prefills=len(lengths) - d, num_prefill_tokens=sum(lengths) - d, num_decodes=d, num_decode_tokens=d,
                 has_initial_state=here, non_spec_query_start_loc=ends, non_spec_state_indices_tensor=slots,
                 prefill_query_start_loc=ends[d:] - d, prefill_state_indices=slots[d:], prefill_has_initial_state=here[d:])
+
+
+def of_checkpoints(lengths, slots, old, decodes, offsets, at):
+    """`of_prompts`, and checkpoints after so many tokens of each sequence, 0 for none, to slots."""
+    about, stride = of_prompts(lengths, slots, old, decodes), math.gcd(*offsets)
+    counts = [n // stride for n in lengths[decodes:]]
+    first = [sum(counts[:n]) for n in range(len(counts) + 1)]
+    rows = [0] * decodes + [first[n] + x // stride - 1 if x else 0 for n, x in enumerate(offsets[decodes:])]
+    return dict(about, checkpoint=stub.MambaPrefillCheckpointMetadata(ints(*offsets), ints(*at)),
+                flashinfer_checkpoint_plan=stub.GDNFlashInferCheckpointPlan(
+                    stride, first[-1], torch.tensor(first), torch.tensor(rows)))
 
 
 class OfKda:

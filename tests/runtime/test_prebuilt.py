@@ -191,7 +191,7 @@ def test_tritons_cache_has_what_steps_of_five_tokens_and_more_look_up(views, tmp
     """On Hopper only such steps are Triton's. Strides of g depend on the tokens of a call, and one of them is 1."""
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    model = Model((1, 2), (16, 16), "bfloat16", MODELS["qwen3-next"].accept[:1])
+    model = Model((1, 2), (16, 16), engines={"vllm": MODELS["qwen3-next"].engines["vllm"]})
     (b,) = (b for b, calls in builds(model, model.heads, H200, most=Most(16, 2)).items()
             if "decode 2 x 8" in calls and b.contract.strided == views)
     assert b.target == "triton"

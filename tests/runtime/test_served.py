@@ -10,7 +10,7 @@ import torch
 from devices import H200
 
 from gdn_codegen import cli, models
-from gdn_codegen.models import MODELS, Model
+from gdn_codegen.models import MODELS, Calls, Model
 from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.call.arguments import Options, Tensors
 from gdn_codegen.runtime.call.device import described
@@ -20,25 +20,27 @@ from gdn_codegen.runtime.call.tables import Extent, least, power
 from gdn_codegen.runtime.targets import runs
 from gdn_codegen.schedule.contract import Contract
 from gdn_codegen.tools import served
-from gdn_codegen.tools.served import Most, asked, builds, kinds
+from gdn_codegen.tools.served import Kind, Most, Served, asked, builds
 
 ROOT = Path(__file__).parents[2]
 NEXT = MODELS["qwen3-next"]
-ONE = replace(NEXT, accept=NEXT.accept[:1])
-#: A model small enough to compile in a test.
-SMALL = Model((1, 2), (16, 16), "float16", ONE.accept)
+#: What vLLM passes for it, in prefill and in steps.
+ACCEPT = NEXT.engines["vllm"].steps[0]
+ONE = replace(NEXT, engines={"vllm": NEXT.engines["vllm"]})
+#: Models small enough to compile in a test.
+KIMI = replace(MODELS["kimi-k3"], heads=(2, 2), head_dims=(16, 16), dtype="float16")
+SMALL = Model((1, 2), (16, 16), "float16", engines={"vllm": Calls((ACCEPT,), (ACCEPT,), (*models.SLOTS, *models.BUFFERS))})
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 def test_a_model_is_found_by_its_name_or_refused_with_the_names_that_are():
     assert models.find("qwen3-next").heads == (16, 32) and models.find("qwen3.5-27b").share(4) == (4, 12)
     assert models.find("qwen3.5-2b").heads == (16, 16) and models.find("qwen3.5-122b-a10b").heads == (16, 64)
-    for name, said in (("kimi-linear", r", whose layers have a gate for each channel \(KDA\), .*; accepted: qwen3-next, "),
-                       ("qwen3.5", ", whose sizes differ in heads; accepted: qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b"),
+    assert models.find("kimi-linear").algorithm == "kimi_delta_attention" and models.find("kimi-k3").share(8) == (12, 12)
+    for name, said in (("qwen3.5", ", whose sizes differ in heads; accepted: qwen3.5-0.8b, qwen3.5-2b, qwen3.5-4b"),
                        ("qwen", "; accepted: qwen3-next, "), ("", "; accepted: qwen3-next, ")):
-        with pytest.raises(ValueError, match=f"^model: got '{name}'{said}") as e:
+        with pytest.raises(ValueError, match=f"^model: got '{name}'{said}"):
             models.find(name)
-        assert "kimi" not in str(e.value).partition("accepted")[2]
     for n in (0, 3, 32):
         with pytest.raises(ValueError, match=f"^tensor_parallel: got {n}, for 16/32 heads; accepted: 1, 2, 4, 8, 16$"):
             NEXT.share(n)
@@ -47,10 +49,15 @@ def test_a_model_is_found_by_its_name_or_refused_with_the_names_that_are():
 def test_the_models_are_those_of_their_configurations():
     transformers = pytest.importorskip("transformers")
     for name, config in (("qwen3-next", "Qwen3NextConfig"), ("qwen3.5-9b", "Qwen3_5TextConfig"),
-                         ("qwen3.5-35b-a3b", "Qwen3_5MoeTextConfig")):
+                         ("qwen3.5-35b-a3b", "Qwen3_5MoeTextConfig"), ("olmo-hybrid-7b", "OlmoHybridConfig"),
+                         ("kimi-linear", "KimiLinearConfig"), ("glm-5.3-flash", "Glm5NextTextConfig"),
+                         ("ling-3.0-flash", "BailingHybridConfig")):
         x, m = getattr(transformers, config)(), MODELS[name]
-        assert m.heads == (x.linear_num_key_heads, x.linear_num_value_heads)
-        assert m.head_dims == (x.linear_key_head_dim, x.linear_value_head_dim)
+        if hasattr(x, "linear_num_key_heads"):
+            assert m.heads == (x.linear_num_key_heads, x.linear_num_value_heads)
+            assert m.head_dims == (x.linear_key_head_dim, x.linear_value_head_dim)
+        else:
+            assert m.heads == (x.linear_num_heads,) * 2 and m.head_dims == (x.linear_head_dim,) * 2
 
 
 def passed(m, extent, contract, views=False):
@@ -74,29 +81,31 @@ def passed(m, extent, contract, views=False):
 @pytest.mark.parametrize("views", [False, True])
 @pytest.mark.parametrize("decode", [False, True])
 def test_the_contract_is_that_of_a_servers_call(decode, views):
-    contract = replace(Contract.parse(ONE.accept[0]), strided=views)
+    contract = replace(Contract.parse(ACCEPT), strided=views)
     x = Extent(2, 4, 3, 9, packed=True)
     all_of = passed(ONE, x, contract, views)
     t = Tensors(**{n: all_of.get(n) for n in Tensors._fields})
     o = Options(False, True, False, None, "raw", "sigmoid", False, True, None, None, "auto", None)
     call = call_of(t, settled(t, o, decode))
-    want = Call(asked(contract, "auto", decode), torch.bfloat16, torch.device("cpu"), (128, 128), x, contract, True, True, True)
+    request = asked(Kind(contract, decode), "auto")
+    want = Call(request, torch.bfloat16, torch.device("cpu"), (128, 128), x, contract, True, True, True)
     assert call == want and call.extent == x
 
 
-@pytest.mark.parametrize("words, given", list(zip(models.DRAFT_TOKENS, (
+@pytest.mark.parametrize("words, given", list(zip((*models.SLOTS, *models.BUFFERS), (
     {"state_indices": torch.zeros(3, 3, dtype=torch.int32), "num_accepted_tokens": torch.ones(3, dtype=torch.int32)},
     {"intermediate_states_buffer": torch.zeros(3, 3, 4, 128, 128, dtype=torch.bfloat16)},
     {"intermediate_states_buffer": torch.zeros(3, 3, 4, 128, 128, dtype=torch.bfloat16),
      "retrieve_parent_token": torch.zeros(3, 3, dtype=torch.int32)}), strict=True)))
 def test_the_contract_is_that_of_a_step_that_verifies(words, given):
-    x, accept = Extent(2, 4, 3, 9, packed=True), ONE.accept[0]
-    contract = next(c for c, _ in kinds(accept, True) if c.words_by_token == words.removeprefix("in_place/"))
+    x = Extent(2, 4, 3, 9, packed=True)
+    kind = next(k for k in Served(speculative=True).kinds(SMALL) if k.contract.words_by_token == words.removeprefix("in_place/"))
+    contract = kind.contract
     all_of = {**passed(ONE, x, contract), **given}
     t = Tensors(**{n: all_of.get(n) for n in Tensors._fields})
     o = Options(False, True, False, None, "raw", "sigmoid", False, True, None, False if "frozen" in words else None, "auto", None)
     call = call_of(t, settled(t, o, True))
-    want = Call(asked(contract, "auto", True), torch.bfloat16, torch.device("cpu"), (128, 128), x, contract, True, True,
+    want = Call(asked(kind, "auto"), torch.bfloat16, torch.device("cpu"), (128, 128), x, contract, True, True,
                 "frozen" not in words)
     assert call == want
 
@@ -115,12 +124,12 @@ def test_calls_of_all_extents_get_builds_that_are_made(device):
     heads = NEXT.share(4)
     found = builds(ONE, heads, on, most=most)
     assert len(found) > 6 and any("prefill" in c for calls in found.values() for c in calls)
-    contract, got = Contract.parse(ONE.accept[0]), set()
+    contract, got = Contract.parse(ACCEPT), set()
     for n in (1, 2, 5, 9, 24):
         prompts, steps = {n, n + 1, 2 * n, *range(n, 40001, 777), 40000}, range(n, 16 * n + 1)
         for tokens, decode in (*((t, False) for t in prompts), *((t, True) for t in steps)):
             x = Extent(*heads, n, tokens)
-            call = Call(asked(contract, "auto", decode), torch.bfloat16, torch.device("cuda"), (128, 128), x, contract)
+            call = Call(asked(Kind(contract, decode), "auto"), torch.bfloat16, torch.device("cuda"), (128, 128), x, contract)
             got.add(launch.chosen(call, on))
     assert got <= set(found) and {replace(b, contract=replace(b.contract, strided=True)) for b in got} <= set(found)
 
@@ -132,12 +141,16 @@ def test_heads_and_the_device_decide():
     assert few != many and {b.arch for b in few if b.plan.partition} == {"sm_90a"}
     on_cpu = builds(SMALL, (1, 2), described("cpu"), "tilelang", Most(64, 1))
     assert {(b.target, b.arch, b.chunk) for b in on_cpu} == {("tilelang", "", 64), ("tilelang", "", 16)}
-    assert [calls[-1] for calls in on_cpu.values()] == ["prefill 1 x 64", "decode 1 x 16"] * 2
+    assert sorted(calls[-1] for calls in on_cpu.values()) == ["decode 1 x 16"] * 2 + ["prefill 1 x 64"] * 2
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("words, said", [
-    (["--model", "kimi-linear"], "model: got 'kimi-linear', whose layers"), (["--model", "x"], "model: got 'x'; accepted: "),
+    (["--model", "x"], "model: got 'x'; accepted: "), (["--model", "qwen3.5"], "model: got 'qwen3.5', whose sizes differ"),
+    (["--model", "olmo-hybrid-7b", "--engine", "sglang"], "engine: got 'sglang' for olmo-hybrid-7b; accepted: vllm"),
+    (["--engine", "vllm"], "engine: got 'vllm' without --model"),
+    (["--prefix-caching"], "prefix_caching: got True without --model"),
+    (["--state-dtype", "float32"], "state_dtype: got 'float32' without --model"),
     (["--model", "qwen3-next", "--tensor-parallel", "5"], "tensor_parallel: got 5, for 16/32 heads"),
     (["--model", "qwen3-next", "--tensor-parallel", "0"], "tensor_parallel: got 0; accepted: 1 or more"),
     (["--model", "qwen3-next", "--sequences", "0"], "sequences: got 0; accepted: 1 or more"),
@@ -164,73 +177,36 @@ def test_where_there_is_no_gpu_the_device_is_asked_for():
         served.device_of(None)
 
 
-#: First calls of a server, where nothing can be compiled: prefill of 2 sequences and of 1, then decoding, dense and as views;
-#: with the word "drafts" verification of draft tokens, too.
-CALLS = """
-import subprocess, sys, torch
-from gdn_codegen import chunk_gated_delta_rule, recurrent_gated_delta_rule
-from gdn_codegen.runtime.call.tables import Extent
-from gdn_codegen.schedule.contract import Contract
-from test_served import SMALL, passed
-
-started = []
-
-def refused(*a, **k):
-    started.append(a)
-    raise AssertionError(f"a process was started: {a}")
-subprocess.Popen = refused
-contract = Contract.parse(SMALL.accept[0])
-for op, n, tokens in ((chunk_gated_delta_rule, 2, 70), (chunk_gated_delta_rule, 1, 3), (recurrent_gated_delta_rule, 3, 3),
-                      (recurrent_gated_delta_rule, 2, 8)):
-    for views in (False, True):
-        x = passed(SMALL, Extent(1, 2, n, tokens), contract, views)
-        o, pool = op(**x, target="tilelang")
-        assert o.shape == (1, tokens, 2, 16) and pool is x["initial_state"]
-integers = lambda *rows: torch.tensor(rows, dtype=torch.int32)
-buffer = torch.zeros(2, 3, 2, 16, 16, dtype=torch.bfloat16)
-frozen = dict(intermediate_states_buffer=buffer, disable_state_update=True)
-drafts = (dict(state_indices=integers([0, 1, 2], [3, 4, -1]), num_accepted_tokens=integers(1, 2)), frozen,
-          dict(frozen, retrieve_parent_token=integers([-1, 0, 0], [-1, 0, -1])))
-for more in drafts if "drafts" in sys.argv else ():
-    for views in (False, True):
-        x = passed(SMALL, Extent(1, 2, 2, 5), contract, views)
-        x["initial_state"] = torch.zeros(5, 2, 16, 16, dtype=torch.bfloat16)
-        assert recurrent_gated_delta_rule(**{**x, **more}, target="tilelang")[0].shape == (1, 5, 2, 16)
-print("called", started)
-try:
-    chunk_gated_delta_rule(**passed(SMALL, Extent(1, 2, 1, 3), contract), target="tilelang", schedule="replay")
-except ValueError as e:  # which no server calls
-    print("started", bool(started))  # one for each of its kernels that began before the first failed
-"""
-
-
 def environment(cache):
     """Variables of a process with caches in a folder, that finds the tests' modules."""
     return {**os.environ, "GDN_CODEGEN_CACHE": str(cache / "ours"), "TILELANG_CACHE_DIR": str(cache / "tilelang"),
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))}
 
 
-def called(cache, drafts):
-    """Runs CALLS. The only compilers are files that fail: TileLang asks whether there is one."""
+def called(cache, *what):
+    """Runs first_calls.py. The only compilers are files that fail: TileLang asks whether there is one."""
     for name in ("g++", "gcc", "cc", "nvcc"):
         fails = cache / "bin" / name
         fails.parent.mkdir(exist_ok=True)
         fails.write_text("#!/bin/sh\nexit 1\n")
         fails.chmod(0o755)
     env = {n: x for n, x in environment(cache).items() if n not in ("CC", "CXX")} | {"PATH": str(cache / "bin")}
-    return subprocess.run([sys.executable, "-c", CALLS, *["drafts"] * drafts], env=env, capture_output=True, text=True)
+    command = [sys.executable, Path(__file__).with_name("first_calls.py"), *what]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not runs("tilelang", "cpu"), reason="needs tilelang and a C compiler")
-@pytest.mark.parametrize("drafts, number", [(False, 4), pytest.param(True, 10, marks=pytest.mark.long)])
-def test_first_calls_compile_nothing(tmp_path, drafts, number):
+@pytest.mark.parametrize("model, words, number, what", [
+    ("SMALL", "", 4, ["plain"]), ("KIMI", "--engine vllm --prefix-caching", 7, ["kimi"]),
+    pytest.param("SMALL", "--speculative", 10, ["plain", "drafts"], marks=pytest.mark.long)])
+def test_first_calls_compile_nothing(tmp_path, model, words, number, what):
     """On the CPU, in a fresh process that may start no other. What was not made would start a compiler."""
-    command = ("from gdn_codegen import cli, models; from test_served import SMALL; models.MODELS['small'] = SMALL; "
+    command = (f"from gdn_codegen import cli, models; from test_served import {model}; models.MODELS['small'] = {model}; "
                "raise SystemExit(cli.main('build --model small --target tilelang --device cpu --compile cpu --tokens 256 "
-               f"--sequences 3{' --speculative' * drafts}'.split()))")
+               f"--sequences 3 {words}'.split()))")
     done = subprocess.run([sys.executable, "-c", command], env=environment(tmp_path), capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("in TileLang's cache") == number, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith(f"{number} builds: ")
-    first = called(tmp_path, drafts)
+    first = called(tmp_path, *what)
     assert first.stdout == "called []\nstarted True\n", first.stderr

@@ -24,12 +24,13 @@ OPS = "vllm.third_party.flash_linear_attention.ops", "vllm.model_executor.layers
 #: Modules with Qwen's layer, newest first.
 LAYERS = ("vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn", "vllm.model_executor.layers.mamba.gdn_linear_attn",
           "vllm.model_executor.models.qwen3_next")
-#: Packages with ops for KDA of one model, and a layer's module with another.
+#: Packages with ops for KDA of one model; a layer's module with another, and a module whose layer has one as a method.
 KERNELS = {f"vllm.models.{model}.{vendor}.ops.third_party.kda": names for vendor in ("nvidia", "amd") for model, names in (
     ("kimi_k3", ("chunk", "fused_recurrent")), ("glm5next", ("kernels",)))}
 FLASHKDA = "vllm.models.kimi_k3.nvidia.kda"
+GLM = "vllm.models.glm5next.common.kda"
 KDA = frozenset((*(f"{package}.kda" for package in OPS), *(f"{package}.{n}" for package, names in KERNELS.items() for n in names),
-                 FLASHKDA))
+                 FLASHKDA, GLM))
 #: All modules that define what is replaced.
 MODULES = frozenset((*(f"{package}.{n}" for package in OPS for n in ("chunk", "fused_recurrent", "fused_sigmoid_gating")), *KDA,
                      *LAYERS))

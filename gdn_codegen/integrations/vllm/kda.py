@@ -11,6 +11,8 @@
 - 0.33.0, vllm/models/kimi_k3/nvidia/kda.py: `_flashkda_prefill`, which Kimi K3's layer takes on Hopper and newer GPUs.
 - 0.33.0, vllm/models/glm5next/VENDOR/ops/third_party/kda/kernels.py: `chunk_kda_with_fused_gate`, and `fused_recurrent_kda` with
   raw gates by `compute_gate`.
+- 0.33.0, vllm/models/glm5next/common/kda.py: the method `_flashkda_prefill` of `Glm5NextLinearAttention`, which GLM-5.3's layer
+  takes on the same GPUs: FlashKDA in memory of vLLM's workspace, and the exporter of checkpoints.
 
 Slots, lengths, and values that are not read: as in sites.py.
 """
@@ -25,7 +27,8 @@ from torch import Tensor
 
 from ... import channels
 from ...host.tensors import _fail
-from . import FLASHKDA
+from ..calls import falling_back
+from . import FLASHKDA, GLM, say
 from .sites import Results, State, dtype_of, longest, pool_of, put, v_first
 
 
@@ -134,7 +137,54 @@ OPS: dict[str, dict[str, Callable[..., Results]]] = {
                         "fused_recurrent_kda_packed_decode": fused_recurrent_kda_packed_decode}}
 
 
+#: What the method of GLM-5.3's layer names, and its arguments. One that has others is left as it is.
+KNOWN = frozenset("""A_log _checkpoint_exporter _flashkda_C _flashkda_buffer_specs checkpoint_offsets contiguous
+    current_workspace_manager dt_bias export fwd get_simultaneous head_dim kda_lower_bound ops shape torch view""".split())
+ARGUMENTS = ("self", "q", "k", "v", "g", "beta", "initial_state", "cu_seqlens", "out", "checkpoint", "raw_qkv", "conv_state",
+             "recurrent_state")
+
+
+def method(host: dict[str, Any], theirs: Callable[..., Results]) -> Callable[..., Results]:
+    """GLM-5.3's `_flashkda_prefill`. host: the names of its module."""
+    def ours(self: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, cu_seqlens: Tensor,
+             out: State, checkpoint: Any = None, raw_qkv: State = None, conv_state: State = None, recurrent_state: State = None
+             ) -> Results:
+        """o in `out`, or in vLLM's workspace, and final states there. Checkpoints go where vLLM's exporter puts them."""
+        final, kept, _, outs = host["current_workspace_manager"]().get_simultaneous(*self._flashkda_buffer_specs)
+        n, stores = len(initial_state), checkpoint is not None
+        results = flashkda_prefill(
+            q, k, v, g, beta, self.A_log.view(-1), self.dt_bias.view(-1, self.head_dim), self.kda_lower_bound, initial_state,
+            cu_seqlens, outs[:, :q.shape[1]] if out is None else out, final[:n], checkpoint_state=kept[:n] if stores else None,
+            checkpoint_offsets=checkpoint.checkpoint_offsets if stores else None)
+        if stores:
+            self._checkpoint_exporter.export(checkpoint, raw_qkv=raw_qkv, conv_state=conv_state, recurrent_checkpoint=kept[:n],
+                                             recurrent_state=recurrent_state, cu_seqlens=cu_seqlens)
+        return results
+
+    made = falling_back("vllm", theirs.__qualname__, ours, theirs)
+    made.by_gdn_codegen = True  # type: ignore[attr-defined]
+    return made
+
+
+def replace_method(module: ModuleType) -> None:
+    """Replace FlashKDA's prefill in GLM-5.3's layer."""
+    layer = getattr(module, "Glm5NextLinearAttention", None)
+    theirs = getattr(layer, "_flashkda_prefill", None)
+    if layer is None or theirs is None:
+        say(f"{module.__name__} has no layer with FlashKDA's prefill")
+    elif not getattr(theirs, "by_gdn_codegen", False):
+        code = theirs.__code__
+        unknown = sorted({*code.co_names} - KNOWN)
+        if unknown or code.co_varnames[:code.co_argcount] != ARGUMENTS:
+            say(f"{module.__name__}: FlashKDA's prefill is not replaced (unknown: {', '.join(unknown) or 'its arguments'})")
+        else:
+            layer._flashkda_prefill = method(vars(module), theirs)
+
+
 def replace(module: ModuleType, everywhere: bool) -> None:
     """Replace the ops for KDA that a module defines. everywhere: also in modules of vLLM that have imported them."""
+    if module.__name__ == GLM:
+        replace_method(module)
+        return
     flash = {"_flashkda_prefill": flashkda_prefill}
     put(module, flash if module.__name__ == FLASHKDA else OPS[module.__name__.rsplit(".", 1)[1]], everywhere)

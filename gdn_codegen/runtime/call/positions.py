@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...host.arguments import _check_device, _check_integers
 from ...host.tensors import _fail, _filled
+from ...schedule.contract import Contract
 from ..admit import admit
 from ..build import Build
 from ..load import module
@@ -135,10 +136,10 @@ def _by_chunk(about: Inputs, chunk: int, before: Tensor, rows: Tensor) -> tuple[
     return table[spare:].view(count, width), table, at
 
 
-def writes_slots(about: Inputs, x: Request) -> bool:
+def writes_slots(device: torch.device, x: Request) -> bool:
     """Whether the kernels of the call write the states to slots of the pool of final states themselves. On a CPU they may be
     given copies, one of the pool as initial states and one as memory for these, and both would be copied back."""
-    return x.aligned_positions and about.inputs[0].is_cuda
+    return x.aligned_positions and device.type == "cuda"
 
 
 def slots_by_chunk(about: Inputs, t: Tensors, chunk: int) -> Tensor:
@@ -212,6 +213,13 @@ def _copied(y: Tensor, tokens: Tensor, layout: str) -> Tensor:
     return y[0][tokens][None] if len(y) == 1 else y[tokens // y.shape[1], tokens % y.shape[1]][None]
 
 
+def of_pieces(b: Build, contract: Contract) -> Build:
+    """The build that computes the states at positions for calls of a build. contract: of the pieces, or of these calls."""
+    whole = replace(b.plan, partition=None, part_chunks=0, longest_first=False) if b.plan.partition else b.schedule
+    contract = replace(contract, pool=True, in_place=False, strided=False).unpromised()
+    return replace(b, layout="bthd", schedule=whole, contract=contract)
+
+
 def storing(about: Inputs, t: Tensors, x: Request, numbers: tuple[float, ...], b: Build, pieces: Pieces, states: Tensor
             ) -> Callable[[], object]:
     """A function that computes the states at the positions, and stores them to their slots. All that may refuse them is asked
@@ -222,8 +230,7 @@ def storing(about: Inputs, t: Tensors, x: Request, numbers: tuple[float, ...], b
     pool = pool_of(t, x)
     t = t._replace(cu_seqlens=pieces.ends, initial_state=states, out=None, state_indices=pieces.starts, final_state=None)
     call = call_for(about, t, asked)
-    whole = replace(b.plan, partition=None, part_chunks=0, longest_first=False) if b.plan.partition else b.schedule
-    b = replace(b, layout="bthd", schedule=whole, contract=call.contract.unpromised())
+    b = of_pieces(b, call.contract)
     m, given = module(b), (*inputs, *about.of_heads)
     all_of_it: Any = (given, (states,), (None,), pieces.ends, (None, pool), False, (pieces.starts, pieces.slots))
     with compiling(m, call.device.type):

@@ -18,7 +18,7 @@ Results = tuple[Tensor, Tensor | None, Tensor | None]
 def run(about: Inputs, t: Tensors, x: Request, numbers: Numbers, checkpoints: Tensor | None = None) -> Results:
     """o, the final state or None, state checkpoints or None."""
     if t.checkpoint_positions is not None and t.checkpoint_positions.numel() and about.inputs[0].numel():
-        at_once = writes_slots(about, x) or (x.aligned_positions and t.intermediate_states_buffer is not None)
+        at_once = writes_slots(about.inputs[0].device, x) or (x.aligned_positions and t.intermediate_states_buffer is not None)
         return (_run_aligned if at_once else _run_with_pieces)(about, t, x, numbers)
     if t.checkpoint_positions is not None:
         t = t._replace(checkpoint_positions=None, checkpoint_slots=None, intermediate_states_buffer=None)
