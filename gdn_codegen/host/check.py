@@ -115,7 +115,7 @@ class Check:
     def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool,
                  fast: bool = False) -> _Errors:
         """(error, accepted error) by output of one call. fast: whether all heads forget fast."""
-        tables, once = self.tables, self.problem.lengths(packed)
+        tables, once = self.tables, self.problem.lengths(packed, heads)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
         lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))

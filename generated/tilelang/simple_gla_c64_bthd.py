@@ -1757,8 +1757,9 @@ class CheckProblem:
     """The problem of a self-check.
 
     It has sequences of one token, of one chunk, of no token, and one longer than the pipeline depth, with a ragged tail. One
-    token is repeated. Heads forget nothing, little and much. There are initial states. Rows are as large as they may be without
-    results that grow beyond what every dtype holds.
+    token is repeated. Heads forget nothing, little and much; where there are fewer heads than RATES, sequences come in groups
+    with rates of their own. There are initial states. Rows are as large as they may be without results that grow beyond what
+    every dtype holds.
     """
 
     DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -1767,8 +1768,9 @@ class CheckProblem:
     #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
     #: module's chunk.
     STEP = 16
-    #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
-    RATES = (2.0, 0.0, 0.02, 0.3)
+    #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium. Fewer heads begin with the one
+    #: at FEW: what heads have, as A_log, is the same in all sequences, and a strong decay hides errors of what comes from states.
+    RATES, FEW = (2.0, 0.0, 0.02, 0.3), 2
     #: The largest log decay of a token where all heads forget fast, by value head, without its sign. The least is half of it. So
     #: warm-ups have one chunk of 16 tokens, and several.
     FAST = (4.0, 0.25)
@@ -1798,14 +1800,15 @@ class CheckProblem:
         sums and operands of chunks, which are drawn apart. No bound on forgetting but 0 would be true of these."""
         return self.tables.part_cost is not None and any(len(self.tables.chunk_dims[n]) > 1 for n in self.tables.held)
 
-    def lengths(self, packed: bool) -> list[int]:
-        """Tokens of each sequence. If packed, a pool skips the third."""
+    def groups(self, heads: tuple[int, int]) -> int:
+        """Groups of sequences, so that all RATES are there."""
+        return -(-len(self.RATES) // heads[1])
+
+    def lengths(self, packed: bool, heads: tuple[int, int]) -> list[int]:
+        """Tokens of each sequence. If packed, a pool skips the third of each group."""
         chunk = max(self.tables.chunk, self.STEP)
-        if not packed:
-            return [chunk + 3] * 2
-        if self.by_token:
-            return [1, chunk, chunk // 2 - 1, 0, chunk + 3]
-        return [1, chunk, chunk // 2 - 1, 0, self.tables.check_chunks * chunk + chunk // 2 + 3]
+        last = chunk + 3 if self.by_token else self.tables.check_chunks * chunk + chunk // 2 + 3
+        return ([1, chunk, chunk // 2 - 1, 0, last] if packed else [chunk + 3] * 2) * self.groups(heads)
 
     def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool, fast: bool = False
                ) -> tuple[dict[str, torch.Tensor], Expected]:
@@ -1851,9 +1854,16 @@ class CheckProblem:
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rates = self.FAST if fast else (0.0,) if self.without_gates else self.RATES
-        rate = torch.tensor([rates[j % len(rates)] for j in range(heads[1])], **on_cpu)
+        each = max(1, len(lengths) // self.groups(heads))  # sequences of a group
+        first = self.FEW * (self.groups(heads) > 1)
+        by_group = torch.tensor([[rates[(first + n // each * heads[1] + j) % len(rates)] for j in range(heads[1])]
+                                 for n in range(len(lengths))], **on_cpu)
+        rate, of_tokens = by_group[0], by_group.repeat_interleave(torch.tensor(lengths, device="cpu"), 0)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
-        repeated = total - lengths[-1] + max(tables.chunk, self.STEP) - self.STEP // 2  # a token near the first chunk's end
+        # in the last sequence of each group a token near the first chunk's end, for as long as a chunk
+        size = max(tables.chunk, self.STEP)
+        repeated = [slice(t, min(t + size, sum(lengths[:n + 1]))) for n in range(each - 1, len(lengths), each)
+                    for t in [sum(lengths[:n]) + size - self.STEP // 2]]
         keys = {dims[:1] for _, dims in tables.initial}  # of rows that multiply a state
         for name, of, dims, dtype in tables.inputs:
             normal = torch.randn(total, count[of], *dims, generator=gen, **on_cpu)
@@ -1861,14 +1871,16 @@ class CheckProblem:
             if not dims or name in tables.decays:
                 page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    page = -(0.5 + page / 2 if fast else 2 * page) * rate[:count[of]].view(-1, *(1 for _ in dims))
+                    own = of_tokens[:, :count[of]].view(total, count[of], *(1 for _ in dims))
+                    page = -(0.5 + page / 2 if fast else 2 * page) * own
                 else:
-                    page[repeated] = self.ALIKE
+                    page[[s.start for s in repeated]] = self.ALIKE
             else:
                 page = page * factor
             raw = normal.abs() if fast and name in tables.decays else normal  # raw gates, of which more forget more
             x = self.draws[name](page, raw, forgets[:count[of]]) if name in self.draws else page
-            x[repeated:repeated + max(tables.chunk, self.STEP)] = x[repeated:repeated + 1].clone()
+            for s in repeated:
+                x[s] = x[s.start:s.start + 1].clone()
             out[name] = x.to(self.DTYPES[dtype])
         for name, _, dims, dtype in tables.head_inputs:
             normal = torch.randn(heads[1], *dims, generator=gen, **on_cpu)
@@ -2257,7 +2269,7 @@ class Check:
     def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool,
                  fast: bool = False) -> _Errors:
         """(error, accepted error) by output of one call. fast: whether all heads forget fast."""
-        tables, once = self.tables, self.problem.lengths(packed)
+        tables, once = self.tables, self.problem.lengths(packed, heads)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
         lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))

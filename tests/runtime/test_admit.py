@@ -116,14 +116,50 @@ def test_the_problem_has_what_faults_hide_in():
     tables = Tables("small", "f", 64, "bthd", "float16", check_chunks=4, initial=(("S", (8, 8)),), decays=("g",), outputs=(),
                     inputs=(("k", "H", (8,), "float16"), ("g", "HV", (), "float32")), kernels=(), ints={})
     small = check_problem.CheckProblem(tables, None, {}, {})
-    lengths = small.lengths(True)
-    assert {0, 1, 64} <= set(lengths) and lengths[-1] % 64 and lengths[-1] > 4 * 64
+    lengths = small.lengths(True, (2, 8))
+    assert {0, 1, 64} <= set(lengths) and len(lengths) == 5 and lengths[-1] % 64 and lengths[-1] > 4 * 64
     x = small.drawn(lengths, (2, 8))
     long = x["k"][-lengths[-1]:]
     alike = (long[1:] == long[:-1]).flatten(1).all(1)
     assert alike.sum() == 63 and alike[63] and bool((x["g"] <= 0).all())
     mean = x["g"].mean(0)
     assert mean[1] == 0 and mean[0] < -1 and -0.1 < mean[2] < 0
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4])
+def test_few_heads_forget_at_all_rates_too(heads):
+    """In groups of sequences, of which each repeats a token in its last one. A head of its own forgets little where its rate is
+    that of all sequences: where it forgets much at each token, nothing shows what comes from a state."""
+    inputs = ("k", "H", (8,), "float16"), ("g", "HV", (), "float32"), ("beta", "HV", (), "float32")
+    tables = Tables("small", "f", 64, "bthd", "float16", check_chunks=4, initial=(("S", (8, 8)),), decays=("g", "rate"),
+                    outputs=(), inputs=inputs, kernels=(), ints={}, head_inputs=(("rate", "HV", (), "float32"),))
+    small = check_problem.CheckProblem(tables, None, {}, {})
+    for packed in (True, False):
+        lengths = small.lengths(packed, (1, heads))
+        each = 5 if packed else 2
+        assert len(lengths) == each * -(-4 // heads)
+        x, rates = small.drawn(lengths, (1, heads)), set()
+        for n, rows in enumerate(torch.split(x["g"], lengths)):
+            if len(rows) >= 64:
+                rates |= {min(small.RATES, key=lambda r, y=y: abs(r + float(y))) for y in rows.mean(0)}
+            k, beta = (torch.split(x[name], lengths)[n] for name in ("k", "beta"))
+            alike = (k[1:] == k[:-1]).flatten(1).all(1)
+            assert alike.sum() == (min(63, lengths[n] - 57) if n % each == each - 1 else 0), "up to its sequence's end"
+            assert (beta == small.ALIKE).sum() == (heads * int(alike.sum() + 1) if n % each == each - 1 else 0)
+        assert rates == set(small.RATES) and x["rate"][0] == pytest.approx(-0.02 if heads < 4 else -2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contract", ["", "g=raw"])
+def test_a_head_of_its_own_shows_what_comes_from_states(contract):
+    """Triton compiles H and HV in. Where a head forgets at once, a state changes the first tokens of a chunk alone."""
+    if "triton" not in HERE:
+        pytest.skip("needs Triton")
+    good = text("triton", contract=contract, chunk=64)
+    bad, n = re.subn(r"q_S = tl\.dot\(q, S_f16\)", "q_S = 1.2 * tl.dot(q, S_f16)", good)
+    assert n and module(good).check("cpu", (1, 1))
+    with pytest.raises(RuntimeError, match=r"gives wrong results on cpu: o off by"):
+        module(bad).check("cpu", (1, 1))
 
 
 def test_an_error_below_what_rounding_changes_is_accepted():
@@ -146,11 +182,12 @@ def test_rows_get_smaller_until_results_are_finite_in_every_dtype():
     tables = Tables("grows", "f", 64, "bthd", "float16", initial=(("S", (16, 16)),), inputs=(("k", "H", (16,), "float16"),),
                     outputs=(("o", (16,), "float16"),), kernels=(), ints={})
     c = check_problem.CheckProblem(tables, space["page"], {}, {})
-    x, want = c.solved(c.lengths(True), (2, 2), True)
+    lengths = c.lengths(True, (2, 2))
+    x, want = c.solved(lengths, (2, 2), True)
     states = (*want.finals, *want.after[0].values())
     assert 0 < want.outs[0].abs().max() < c.LARGEST and all(s.abs().max() < c.LARGEST for s in states)
     assert (x["k"].norm(dim=-1) > 0.1).all()
-    assert not c.expected(c.drawn(c.lengths(True), (2, 2)), c.lengths(True), (2, 2), True).outs[0].abs().max() < 65504
+    assert not c.expected(c.drawn(lengths, (2, 2)), lengths, (2, 2), True).outs[0].abs().max() < 65504
 
 
 # --- the page in torch -----------------------------------------------------------------------------------------------
