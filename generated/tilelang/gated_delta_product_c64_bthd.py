@@ -2311,8 +2311,8 @@ class CheckProblem:
             if not dims or name in tables.decays:
                 page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    own = of_tokens[:, :count[of]].view(total, count[of], *(1 for _ in dims))
-                    page = -(0.5 + page / 2 if fast else 2 * page) * own
+                    means = of_tokens[:, :count[of]].view(total, count[of], *(1 for _ in dims))
+                    page = -(0.5 + page / 2 if fast else 2 * page) * means
                 else:
                     page[[s.start for s in repeated]] = self.ALIKE
             else:

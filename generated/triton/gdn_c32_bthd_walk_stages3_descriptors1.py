@@ -1855,8 +1855,8 @@ class CheckProblem:
             if not dims or name in tables.decays:
                 page = torch.rand(total, count[of], *dims, generator=gen, **on_cpu).clamp(self.LEAST, 1 - self.LEAST)
                 if name in tables.decays:
-                    own = of_tokens[:, :count[of]].view(total, count[of], *(1 for _ in dims))
-                    page = -(0.5 + page / 2 if fast else 2 * page) * own
+                    means = of_tokens[:, :count[of]].view(total, count[of], *(1 for _ in dims))
+                    page = -(0.5 + page / 2 if fast else 2 * page) * means
                 else:
                     page[[s.start for s in repeated]] = self.ALIKE
             else:
@@ -2406,6 +2406,48 @@ def _is_suspect(device: torch.device) -> bool:
     return (3, 4) <= _VERSION < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9
 
 
+#: The first release of CUDA whose ptxas is right about products on Hopper, and a flag that changes no code. Options of a kernel
+#: are part of its key in Triton's cache, so that the binaries of two assemblers are apart.
+_PTXAS, _APART = (12, 9), "--disable-warnings"
+#: A lock, and how many threads compile by another ptxas than Triton's own: all generated modules of a process share them.
+_assembling = vars(interpreter).setdefault("_assembled_by_another", [threading.Lock(), 0])
+
+
+def _another_ptxas() -> str:
+    """The path of the ptxas that Triton brings for Blackwell, if kernels for the current GPU need it; else "".
+
+    Its own one for Hopper is CUDA 12.8's up to Triton 3.7.1. With that some kernels with wgmma read shared memory out of bounds.
+    TRITON_PTXAS_PATH says what the user wants. What an assembler of a later major release than torch's makes may need another
+    driver.
+    """
+    target, tools = triton.runtime.driver.active.get_current_target(), triton.knobs.nvidia
+    if target.backend != "cuda" or target.arch != 90 or "TRITON_PTXAS_PATH" in os.environ:
+        return ""
+    found = [vars(type(tools))[n].get() for n in ("ptxas", "ptxas_blackwell")]  # whatever is set while another thread compiles
+    own, other = (tuple(map(int, x.version.split("."))) for x in found)
+    known = int((torch.version.cuda or "99").partition(".")[0])
+    return found[1].path if own < _PTXAS <= other and other[0] <= known else ""
+
+
+@contextlib.contextmanager
+def _assembled() -> Iterator[dict[str, str]]:
+    """Have Triton assemble what it compiles for Hopper by a ptxas that is right. Yields options of the kernel to compile."""
+    path, tools, lock = _another_ptxas(), triton.knobs.nvidia, _assembling[0]
+    if not path:
+        yield {}
+        return
+    with lock:
+        _assembling[1] += 1
+        vars(tools)["ptxas"] = path  # not by its descriptor, which would set the environment, too
+    try:
+        yield {"ptx_options": " ".join(filter(None, (tools.ptxas_options, _APART)))}
+    finally:
+        with lock:
+            _assembling[1] -= 1
+            if not _assembling[1]:
+                vars(tools).pop("ptxas", None)
+
+
 def _scratch(size: int, alignment: int, stream: Any) -> torch.Tensor:
     """Memory for the tensor descriptors of a launch."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
@@ -2491,7 +2533,8 @@ class TritonLauncher:
                 mine = (*kind, *((x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31) for x in tensors))
                 run = known.get(mine)
                 if run is None:
-                    run = known[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how)
+                    with _assembled() as more:
+                        run = known[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how, **more)
                     return
             run[(instances, 1, 1)](*tensors, cu, *scalars, *rest)
 

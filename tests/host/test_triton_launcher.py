@@ -41,6 +41,7 @@ def launcher(kernel, check=None, descriptors=False):
 def gpu(monkeypatch):
     monkeypatch.setattr(host, "_lanes", lambda: 32)
     monkeypatch.setattr(host, "_is_suspect", lambda device: False)
+    monkeypatch.setattr(host, "_another_ptxas", lambda: "")
 
 
 def test_a_kernel_gets_what_its_signature_names():
