@@ -89,6 +89,7 @@ def _module_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--tokens", type=int, metavar="N", help="with --model: the most tokens of a call (default: 262144)")
     p.add_argument("--sequences", type=int, metavar="N", help="with --model: the most sequences of a call (default: 256)")
     p.add_argument("--speculative", action="store_true", help="with --model: also calls with draft tokens")
+    p.add_argument("--jobs", type=int, metavar="N", help="with --model: builds that are compiled at a time (default: the cores)")
     p.add_argument("--prefix-caching", action="store_true", help="with --model: also prefill that stores states at "
                    "positions, for a cache of prefixes")
     p.add_argument("--state-dtype", choices=DTYPES, help="with --model: the dtype of states (default: the engine's own)")

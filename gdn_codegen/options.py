@@ -262,7 +262,8 @@ def check_tune(a: argparse.Namespace) -> None:
 
 
 #: Options of `build --model`, which only it has, and those which it has too.
-OF_MODELS = ("engine", "tensor_parallel", "device", "tokens", "sequences", "speculative", "prefix_caching", "state_dtype")
+OF_MODELS = ("engine", "tensor_parallel", "device", "tokens", "sequences", "speculative", "prefix_caching", "state_dtype",
+             "jobs")
 WITH_MODELS = ("command", "words", "model", *OF_MODELS, "target", "accept", "compile", "cached", "out")
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..runtime import cache
+from ..runtime import cache, progress
 from ..runtime.build import Build
 from ..runtime.call import native_launcher
 from ..runtime.load import import_path
@@ -27,6 +28,15 @@ from ..runtime.targets import install
 from ..targets import find, names
 from .check import missing
 from .check_triton import dtypes
+
+#: Kernels of a module that are compiled at a time.
+AT_A_TIME = len(os.sched_getaffinity(0))
+
+
+def compile_one_by_one() -> None:
+    """Let this process compile one kernel at a time, and say nothing of how long it takes: it is one of several."""
+    global AT_A_TIME
+    AT_A_TIME, progress.PATIENCE = 1, threading.TIMEOUT_MAX
 
 
 def check_ahead(b: Build, arch: str, heads: Sequence[tuple[int, int]]) -> None:
@@ -83,7 +93,7 @@ def tilelang(path: Path, arch: str) -> Iterator[str]:
     wanted: list[tuple[Path, Callable[[Path], object]]] = [
         (Path(launcher.library(name, arch)), partial(_export, launcher, name, arch)) for name in launcher.kernels]
     wanted.append((wanted[0][0].with_name(native_launcher.file_name()), _copy_launcher))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
         running = [pool.submit(_library, *x, arch) for x in wanted]
         try:
             for x in running:

@@ -6,9 +6,12 @@ here.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -31,7 +34,7 @@ from ..runtime.load import cached, write
 from ..runtime.progress import under_way
 from ..runtime.targets import choose
 from ..schedule.contract import Contract
-from .compile_ahead import check_ahead, compile_ahead
+from .compile_ahead import check_ahead, compile_ahead, compile_one_by_one
 
 
 @dataclass(frozen=True)
@@ -184,23 +187,41 @@ def command(a: argparse.Namespace) -> int:
     cache.place(*(("GDN_CODEGEN_CACHE", cache.folder()) if out is None else ("out", out)), folder=True)
     print(f"{a.model}, {heads[0]}/{heads[1]} heads, on {on.names[0]}: {len(found)} builds", flush=True)
     start, total = time.perf_counter(), 0
-    for i, (b, calls) in enumerate(found.items(), 1):
-        print(f"[{i}/{len(found)}] {b.target}: {b.name}\n  {calls[0]}" + (f" to {calls[-1]}" if calls[1:] else ""), flush=True)
-        path = cached(b) if out is None else write(b, out)
-        for line in made(b, path, a.compile, [heads]):
-            print(f"  {line}", flush=True)
-        total += size(path)
+    with under_way(f"making {len(found)} builds"):
+        for i, (b, path, lines) in enumerate(made(list(found), out, a.compile, heads, a.jobs), 1):
+            calls = found[b]
+            served = f"{calls[0]} to {calls[-1]}" if calls[1:] else calls[0]
+            print("\n  ".join((f"[{i}/{len(found)}] {b.target}: {b.name}", served, *lines)), flush=True)
+            total += size(path)
     if a.compile is not None and on.type == "cuda":
         total += native_launcher.in_cache().stat().st_size  # Triton's calls take it from there
     print(f"{len(found)} builds: {time.perf_counter() - start:.0f} s, modules and libraries of {total} bytes", flush=True)
     return 0
 
 
-def made(b: Build, path: Path, arch: str | None, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Compile a module's kernels if there is an architecture. Lines on the module and each kernel."""
-    yield f"{path}: {path.stat().st_size} bytes"
-    if arch is not None:
-        yield from compile_ahead(b, path, arch, heads)
+#: A build, the path of its module, and lines on the module and each kernel.
+Made = tuple[Build, Path, list[str]]
+
+
+def made(builds: Sequence[Build], out: Path | None, arch: str | None, heads: tuple[int, int], jobs: int | None) -> Iterator[Made]:
+    """Write modules, to a folder or the cache, and compile their kernels if there is an architecture. jobs: processes that do so
+    at a time, by default as many as cores. Results come as builds are done."""
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(builds)) if arch is not None else 1
+    if jobs == 1:
+        yield from (_make(b, out, arch, heads) for b in builds)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), compile_one_by_one) as pool:
+        running = [pool.submit(_make, b, out, arch, heads) for b in builds]
+        try:
+            yield from (x.result() for x in as_completed(running))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _make(b: Build, out: Path | None, arch: str | None, heads: tuple[int, int]) -> Made:
+    path = cached(b) if out is None else write(b, out)
+    kernels = () if arch is None else compile_ahead(b, path, arch, [heads])
+    return b, path, [f"{path}: {path.stat().st_size} bytes", *kernels]
 
 
 def size(path: Path) -> int:

@@ -11,6 +11,7 @@ from devices import H200
 
 from gdn_codegen import cli, models
 from gdn_codegen.models import MODELS, Calls, Model
+from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.call.arguments import Options, Tensors
 from gdn_codegen.runtime.call.device import described
@@ -149,7 +150,8 @@ def test_heads_and_the_device_decide():
     (["--model", "x"], "model: got 'x'; accepted: "), (["--model", "qwen3.5"], "model: got 'qwen3.5', whose sizes differ"),
     (["--model", "olmo-hybrid-7b", "--engine", "sglang"], "engine: got 'sglang' for olmo-hybrid-7b; accepted: vllm"),
     (["--engine", "vllm"], "engine: got 'vllm' without --model"),
-    (["--prefix-caching"], "prefix_caching: got True without --model"),
+    (["--prefix-caching"], "prefix_caching: got True without --model"), (["--jobs", "2"], "jobs: got 2 without --model"),
+    (["--model", "kimi-k3", "--jobs", "0"], "jobs: got 0; accepted: 1 or more"),
     (["--state-dtype", "float32"], "state_dtype: got 'float32' without --model"),
     (["--model", "qwen3-next", "--tensor-parallel", "5"], "tensor_parallel: got 5, for 16/32 heads"),
     (["--model", "qwen3-next", "--tensor-parallel", "0"], "tensor_parallel: got 0; accepted: 1 or more"),
@@ -168,6 +170,24 @@ def test_what_is_refused(words, said, capsys, tmp_path, monkeypatch):
     given = ["--device", "NVIDIA H200"] if "--model" in words and "--device" not in words else []
     assert cli.main(["build", *words, *given]) == 2
     assert capsys.readouterr().err.startswith(f"gdn_codegen: {said}") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not runs("tilelang", "cpu"), reason="needs tilelang and a C compiler")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_builds_are_made_side_by_side_or_one_by_one(jobs, tmp_path, monkeypatch):
+    """The same files. What fails in a process of its own is raised here, and ends the others."""
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path / "cache"))
+    small = dict(chunk=16, head_dim_k=16, head_dim_v=16)
+    builds = [Build("tilelang", layout=x, **small) for x in ("bthd", "bhtd")]
+    found = {b: (path, lines) for b, path, lines in served.made(builds, tmp_path, "cpu", (1, 2), jobs)}
+    assert set(found) == set(builds)
+    for b, (path, lines) in found.items():
+        assert path == tmp_path / "tilelang" / f"{b.name}.py" and lines[0] == f"{path}: {path.stat().st_size} bytes"
+        assert len(lines) == 2 and "in TileLang's cache" in lines[1]
+    pto = [Build("pto", layout=x, heads=(1, 2), **small) for x in ("bthd", "bhtd")]
+    with pytest.raises(ValueError, match=r"^compile: got pto, whose kernels compile on first use"):
+        list(served.made([*pto, *builds], tmp_path, "sm_90a", (1, 2), jobs))
 
 
 def test_where_there_is_no_gpu_the_device_is_asked_for():
@@ -204,7 +224,7 @@ def test_first_calls_compile_nothing(tmp_path, model, words, number, what):
     """On the CPU, in a fresh process that may start no other. What was not made would start a compiler."""
     command = (f"from gdn_codegen import cli, models; from test_served import {model}; models.MODELS['small'] = {model}; "
                "raise SystemExit(cli.main('build --model small --target tilelang --device cpu --compile cpu --tokens 256 "
-               f"--sequences 3 {words}'.split()))")
+               f"--sequences 3 --jobs 1 {words}'.split()))")
     done = subprocess.run([sys.executable, "-c", command], env=environment(tmp_path), capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count("in TileLang's cache") == number, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith(f"{number} builds: ")
