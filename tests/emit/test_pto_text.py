@@ -21,12 +21,13 @@ from gdn_codegen.runtime import load
 from gdn_codegen.runtime.build import Build, lowered
 from gdn_codegen.schedule import SCHEDULES, named
 
-#: Gradients of two pages have what those of the others have.
-GRADIENTS = [pytest.param(f"{n}.gradient", marks=pytest.mark.slow if n in ("gated_delta_rule", "kimi_delta_attention") else
-                          pytest.mark.long) for n in algorithms.names()]
+#: The gradient of one page has what those of the others have.
+GRADIENTS = [pytest.param(f"{n}.gradient", marks=pytest.mark.slow if n == "kimi_delta_attention" else pytest.mark.long)
+             for n in algorithms.names()]
 PAGES = [*algorithms.names(), "causal_conv1d", *GRADIENTS]
 #: Those that show what others do.
-ALIKE, LONG = ("gated_delta_product", "gated_delta_rule_2", "simple_gla"), [pytest.mark.slow, pytest.mark.long]
+ALIKE = "gated_delta_product", "gated_delta_rule_2", "simple_gla", "rwkv7"
+LONG = [pytest.mark.slow, pytest.mark.long]
 #: The pipes from which PTO-ISA signals to other cores (include/pto/npu/a2a3: SyncAll.hpp, custom/TSync_Custom.hpp, TPush.hpp).
 PIPES = {"FIX", "MTE2", "MTE3"}
 #: A launch takes fewer arguments than this. Plain contracts take up to 25.

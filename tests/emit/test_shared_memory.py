@@ -68,7 +68,8 @@ def of_build(b):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [
-    pytest.param(lambda: gradient("kimi_delta_attention", LAYER).gradient, id="gradient of KDA, as layers call it"),
+    pytest.param(lambda: gradient("kimi_delta_attention", LAYER).gradient, id="gradient of KDA, as layers call it",
+                 marks=pytest.mark.long),
     pytest.param(lambda: forward("kimi_delta_attention", LAYER), id="KDA, as layers call it"),
     pytest.param(lambda: gradient("gated_delta_rule_2").gradient, id="gradient of GDN-2", marks=pytest.mark.long),
 ])

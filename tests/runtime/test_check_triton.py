@@ -46,7 +46,7 @@ def test_a_table_of_kernels_and_architectures(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("few", [pytest.param(False, marks=pytest.mark.long), True])
 def test_what_the_op_takes_fits_every_gpu(few, tmp_path):
     """The walk of calls that leave schedule and chunk open, whole and in parts, at K = V = 128."""
     b, _ = next(choose.modelled(Build("triton"), "", few, (0, 0, 0), None))

@@ -218,7 +218,7 @@ def called(cache, *what):
 @pytest.mark.slow
 @pytest.mark.skipif(not runs("tilelang", "cpu"), reason="needs tilelang and a C compiler")
 @pytest.mark.parametrize("model, words, number, what", [
-    ("SMALL", "", 4, ["plain"]), ("KIMI", "--engine vllm --prefix-caching", 7, ["kimi"]),
+    ("KIMI", "--engine vllm --prefix-caching", 7, ["kimi"]), pytest.param("SMALL", "", 4, ["plain"], marks=pytest.mark.long),
     pytest.param("SMALL", "--speculative", 10, ["plain", "drafts"], marks=pytest.mark.long)])
 def test_first_calls_compile_nothing(tmp_path, model, words, number, what):
     """On the CPU, in a fresh process that may start no other. What was not made would start a compiler."""
