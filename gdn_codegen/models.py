@@ -16,15 +16,16 @@ class Calls:
     """What an engine's calls of the ops of a layer say, in contracts as --accept spells them.
 
     prompts, steps: prefill and decoding. drafts: what steps that verify draft tokens say of states instead of "in_place", joined
-    by /. beside_drafts: prefill in a batch with draft tokens, where it differs. aligned: whether states that prefill stores for
-    prefixes are after whole chunks (the ops' `aligned_positions`); None where it stores none.
+    by /. beside_drafts: prefill in a batch with draft tokens, where it differs. stores: prefill that may store states for a cache
+    of prefixes; aligned: whether these are after whole chunks (the ops' `aligned_positions`).
     """
 
     prompts: tuple[str, ...]
     steps: tuple[str, ...]
     drafts: tuple[str, ...] = ()
     beside_drafts: tuple[str, ...] = ()
-    aligned: bool | None = True
+    stores: tuple[str, ...] = ()
+    aligned: bool = True
 
 
 #: Engines whose plug-ins make the calls.
@@ -54,8 +55,9 @@ def _gated_delta_net(vllm: str = "float32", sglang: str = "float32") -> dict[str
     """Calls of Qwen's layers, by the dtypes of the engines' states. In vLLM batches with draft tokens have gates, norms and
     states from kernels of vLLM. SGLang computes gates before prefill."""
     raw = _raw("raw", "dt_bias=bfloat16,")
-    return {"vllm": Calls((_pool(raw, vllm),), (_pool(raw, vllm),), SLOTS, (f"state=vk/{vllm}",)),
-            "sglang": Calls((_pool(_NORMS, sglang),), (_pool(raw, sglang),), BUFFERS)}
+    own, computed = (_pool(raw, vllm),), (_pool(_NORMS, sglang),)
+    return {"vllm": Calls(own, own, SLOTS, (f"state=vk/{vllm}",), own),
+            "sglang": Calls(computed, (_pool(raw, sglang),), BUFFERS, stores=computed)}
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,15 @@ class Model:
         return H // tensor_parallel, HV // tensor_parallel
 
 
-def _kda(heads: int, gate: str, *more: str, aligned: bool | None = None, vllm: Calls | None = None) -> Model:
+def _kda(heads: int, gate: str, *more: str, stores: bool = False, vllm: Calls | None = None) -> Model:
     """A model with KDA layers. gate: the input form of their gates, "safe" where these are -5 or more. more: inputs of further
-    calls of vLLM's for prefill. aligned: of vLLM's. vllm: its calls, if it computes gates and beta before them."""
+    calls of vLLM's for prefill. stores: whether vLLM's layer may take FlashKDA, whose prefill stores states within chunks. vllm:
+    its calls, if it computes gates and beta before them."""
     raw = _raw(gate)
-    theirs = Calls(tuple(map(_dense, (raw, *more))), (_pool(raw),), SLOTS, aligned=aligned)
+    pool, flash = (_pool(raw),), (_dense(raw),) * stores
+    theirs = Calls(tuple(map(_dense, (raw, *more))), pool, SLOTS, stores=flash, aligned=False)
     return Model((heads, heads), algorithm="kimi_delta_attention",
-                 engines={"vllm": vllm or theirs, "sglang": Calls((_pool(raw),), (_pool(raw),), BUFFERS)})
+                 engines={"vllm": vllm or theirs, "sglang": Calls(pool, pool, BUFFERS, stores=pool)})
 
 
 #: By name. vLLM keeps states of Qwen3-Next and of Olmo Hybrid in the dtype of the model. Configurations of Qwen3.5 ask for
@@ -97,11 +101,11 @@ MODELS = {
     "qwen3.5-0.8b": Model((16, 16)), "qwen3.5-2b": Model((16, 16)), "qwen3.5-4b": Model((16, 32)), "qwen3.5-9b": Model((16, 32)),
     "qwen3.5-27b": Model((16, 48)), "qwen3.5-35b-a3b": Model((16, 32)), "qwen3.5-122b-a10b": Model((16, 64)),
     "qwen3.5-397b-a17b": Model((16, 64)),
-    "kimi-linear": _kda(32, "raw"), "kimi-k3": _kda(96, "safe", aligned=False),
-    "glm-5.3-flash": _kda(64, "safe", f"g=safe/bfloat16,{_NORMS}", aligned=False),
-    "ling-3.0-flash": _kda(32, "safe", vllm=Calls((_dense(_NORMS),), (_pool(_NORMS),), aligned=None)),
+    "kimi-linear": _kda(32, "raw"), "kimi-k3": _kda(96, "safe", stores=True),
+    "glm-5.3-flash": _kda(64, "safe", f"g=safe/bfloat16,{_NORMS}", stores=True),
+    "ling-3.0-flash": _kda(32, "safe", vllm=Calls((_dense(_NORMS),), (_pool(_NORMS),))),
     "olmo-hybrid-7b": Model((30, 30), (96, 192), engines={"vllm": Calls(
-        (_dense(_NORMS, "bfloat16"),), (_pool(_NORMS, "bfloat16"),), SLOTS, aligned=None)})}
+        (_dense(_NORMS, "bfloat16"),), (_pool(_NORMS, "bfloat16"),), SLOTS)})}
 
 
 def find(name: str) -> Model:

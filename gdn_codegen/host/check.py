@@ -90,17 +90,18 @@ class Check:
         in_parts = [x for x in hosts if x.tables.in_parts]
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         # the first of a pair declines the call unless all heads forget fast
-        problems = [(chunks, call, fast) for chunks in parts for call in calls for fast in (False, True)[:len(hosts)]]
+        problems = [(chunks, call, (fast, first)) for chunks in parts for call in calls for fast in (False, True)[:len(hosts)]
+                    for first in self.problem.firsts(heads)]
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
             before = [(x.poison, x.part_chunks, x.plans) for x in hosts]
             try:
                 for x in hosts:
                     x.poison, x.plans = True, {}
-                for chunks, call, fast in problems:
+                for chunks, call, rates in problems:
                     for x in in_parts:  # short parts, so that there are many
                         x.part_chunks = chunks
-                    for n, (error, accepted) in self.compared(device, heads, *call, fast).items():
+                    for n, (error, accepted) in self.compared(device, heads, *call, *rates).items():
                         known = found.get(n, (0.0, accepted))[0]
                         found[n] = (known if known > error or math.isnan(known) else error), accepted
                     self.host.plans.clear()
@@ -113,13 +114,13 @@ class Check:
         return found
 
     def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool,
-                 fast: bool = False) -> _Errors:
-        """(error, accepted error) by output of one call. fast: whether all heads forget fast."""
+                 fast: bool = False, first: int = 0) -> _Errors:
+        """(error, accepted error) by output of one call. fast, first: as for `CheckProblem.solved`."""
         tables, once = self.tables, self.problem.lengths(packed, heads)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
         lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
-        x, want = self.problem.solved(once, heads, given, fast)
+        x, want = self.problem.solved(once, heads, given, fast, first)
         arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
         served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]

@@ -66,46 +66,70 @@ def _is_suspect(device: torch.device) -> bool:
     return (3, 4) <= _VERSION < (3, 7, 1) and not torch.version.hip and torch.cuda.get_device_capability(device)[0] == 9
 
 
-#: The first release of CUDA whose ptxas is right about products on Hopper, and a flag that changes no code. Options of a kernel
-#: are part of its key in Triton's cache, so that the binaries of two assemblers are apart.
-_PTXAS, _APART = (12, 9), "--disable-warnings"
-#: A lock, and how many threads compile by another ptxas than Triton's own: all generated modules of a process share them.
-_assembling = vars(interpreter).setdefault("_assembled_by_another", [threading.Lock(), 0])
+#: The first release of CUDA whose ptxas is right about products on Hopper, and flags that change no code. Options of a kernel are
+#: part of its key in Triton's cache, so these flags say by which ptxas it is assembled, and keep the binaries of two apart.
+_PTXAS, _BY_ANOTHER = (12, 9), "-w --disable-warnings"
 
 
-def _another_ptxas() -> str:
-    """The path of the ptxas that Triton brings for Blackwell, if kernels for the current GPU need it; else "".
+def _release(name: str) -> tuple[int, ...]:
+    """The release of CUDA of one of Triton's two assemblers, ptxas and ptxas_blackwell; () without it."""
+    try:
+        return tuple(map(int, getattr(triton.knobs.nvidia, name).version.split(".")))
+    except (AttributeError, RuntimeError):  # a Triton that has one of them
+        return ()
+
+
+def _ptxas() -> str:
+    """The release of the ptxas that assembles kernels for the current GPU; "" for other GPUs than NVIDIA's."""
+    target = triton.runtime.driver.active.get_current_target()
+    if target.backend != "cuda":
+        return ""
+    from triton.backends.nvidia.compiler import get_ptxas
+    return str((triton.knobs.nvidia.ptxas_blackwell if _needs_another_ptxas() else get_ptxas(target.arch)).version)
+
+
+def _needs_another_ptxas() -> bool:
+    """Whether kernels for the current GPU need the ptxas that Triton brings for Blackwell, and may have it.
 
     Its own one for Hopper is CUDA 12.8's up to Triton 3.7.1. With that some kernels with wgmma read shared memory out of bounds.
-    TRITON_PTXAS_PATH says what the user wants. What an assembler of a later major release than torch's makes may need another
-    driver.
+    What the user asks for (TRITON_PTXAS_PATH) is taken. What an assembler of a later major release than torch's makes may need
+    another driver.
     """
-    target, tools = triton.runtime.driver.active.get_current_target(), triton.knobs.nvidia
-    if target.backend != "cuda" or target.arch != 90 or "TRITON_PTXAS_PATH" in os.environ:
-        return ""
-    found = [vars(type(tools))[n].get() for n in ("ptxas", "ptxas_blackwell")]  # whatever is set while another thread compiles
-    own, other = (tuple(map(int, x.version.split("."))) for x in found)
+    target = triton.runtime.driver.active.get_current_target()
+    asked = "TRITON_PTXAS_PATH" in os.environ or "ptxas" in vars(triton.knobs.nvidia)
+    if target.backend != "cuda" or target.arch != 90 or asked:
+        return False
     known = int((torch.version.cuda or "99").partition(".")[0])
-    return found[1].path if own < _PTXAS <= other and other[0] <= known else ""
+    other = _release("ptxas_blackwell")
+    return _release("ptxas") < _PTXAS <= other and other[0] <= known
 
 
-@contextlib.contextmanager
-def _assembled() -> Iterator[dict[str, str]]:
-    """Have Triton assemble what it compiles for Hopper by a ptxas that is right. Yields options of the kernel to compile."""
-    path, tools, lock = _another_ptxas(), triton.knobs.nvidia, _assembling[0]
-    if not path:
-        yield {}
-        return
-    with lock:
-        _assembling[1] += 1
-        vars(tools)["ptxas"] = path  # not by its descriptor, which would set the environment, too
-    try:
-        yield {"ptx_options": " ".join(filter(None, (tools.ptxas_options, _APART)))}
-    finally:
-        with lock:
-            _assembling[1] -= 1
-            if not _assembling[1]:
-                vars(tools).pop("ptxas", None)
+def _by_another_ptxas() -> dict[str, str]:
+    """Options for a kernel that is to be compiled, by which it is assembled by a ptxas that is right."""
+    if not _needs_another_ptxas():
+        return {}
+    from triton.backends.nvidia import compiler
+    with _interpreting:  # one lock for what all generated modules of a process share
+        if not hasattr(compiler, "_gdn_codegen_assembles"):
+            compiler._gdn_codegen_assembles = threading.local()
+            _let_options_choose(compiler, compiler._gdn_codegen_assembles)
+    return {"ptx_options": " ".join(filter(None, (triton.knobs.nvidia.ptxas_options, _BY_ANOTHER)))}
+
+
+def _let_options_choose(compiler: Any, here: Any) -> None:
+    """Let Triton assemble kernels with the flags of `_BY_ANOTHER` by the ptxas for Blackwell, in any thread. All else stays."""
+    own, make = compiler.get_ptxas, compiler.CUDABackend.make_cubin
+
+    def make_cubin(self: Any, src: Any, metadata: Any, opt: Any, *rest: Any) -> Any:
+        here.another = _BY_ANOTHER in (opt.ptx_options or "")
+        try:
+            return make(self, src, metadata, opt, *rest)
+        finally:
+            here.another = False
+
+    def get_ptxas(arch: int) -> Any:
+        return triton.knobs.nvidia.ptxas_blackwell if getattr(here, "another", False) else own(arch)
+    compiler.CUDABackend.make_cubin, compiler.get_ptxas = make_cubin, get_ptxas
 
 
 def _scratch(size: int, alignment: int, stream: Any) -> torch.Tensor:
@@ -193,8 +217,7 @@ class TritonLauncher:
                 mine = (*kind, *((x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31) for x in tensors))
                 run = known.get(mine)
                 if run is None:
-                    with _assembled() as more:
-                        run = known[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how, **more)
+                    run = known[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how, **_by_another_ptxas())
                     return
             run[(instances, 1, 1)](*tensors, cu, *scalars, *rest)
 

@@ -84,7 +84,8 @@ def _verdict(b: Build, m: Any, device: torch.device, kind: Any) -> dict[str, Any
     Raises RuntimeError if the check ends this process's use of the GPU.
     """
     about = {"build": f"{b.target} {b.name}", "module": Path(m.__file__).name, "device": name(device), "driver": driver(device),
-             "versions": {n: v for n, v in (versions(b.target) | compilers(b.target, device)).items() if v}, "kind": repr(kind)}
+             "versions": {n: v for of in (versions(b.target), compilers(b.target, device), assembler(m, device))
+                          for n, v in of.items() if v}, "kind": repr(kind)}
     path = Path(m.__file__).with_suffix(".verdicts") / f"{cache.digest(json.dumps(about, sort_keys=True))}.json"
     found = _read(path, about)
     if found is None:
@@ -174,6 +175,11 @@ def compilers(target: str, device: torch.device) -> dict[str, str]:
     """The compiler of a target's kernels on the device, by its path."""
     path = shutil.which(find(target).toolchain.compiler(device.type) or "-")
     return {Path(path).name: os.path.realpath(path)} if path else {}
+
+
+def assembler(m: Any, device: torch.device) -> dict[str, str]:
+    """The release of the assembler of a module's kernels, where a toolchain has several."""
+    return {"ptxas": m._ptxas()} if device.type == "cuda" and hasattr(m, "_ptxas") else {}
 
 
 def forget() -> None:

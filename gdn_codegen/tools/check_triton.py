@@ -1,11 +1,12 @@
 """Compiles a generated Triton module ahead of time, for GPUs that need not be here."""
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -118,6 +119,36 @@ def dtypes(t: Tables) -> dict[str, str]:
             **dict.fromkeys([n for n, _ in (*t.initial, *t.final, *t.checkpoints)], t.state_dtype)}
 
 
+class Driver:
+    """The parts of a GPU's driver that compiling needs."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def get_current_device(self) -> int:
+        """As Triton's drivers have it."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """As Triton's drivers have it."""
+        return 0
+
+    def get_current_target(self) -> Any:
+        """As Triton's drivers have it."""
+        return self.target
+
+
+@contextlib.contextmanager
+def compiling_for(target: Any) -> Iterator[None]:
+    """Let Triton find the driver of a GPU that need not be here."""
+    from triton.runtime.driver import driver
+    driver.set_active(Driver(target))
+    try:
+        yield
+    finally:
+        driver.set_active(None)  # found when it is next asked for
+
+
 def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, value_heads: int) -> Compiled:
     """Compile one kernel for `arch` with these head counts. What fails is in the result's `error`.
 
@@ -149,8 +180,10 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
     config = (f"schedule {module.SCHEDULE}, {', '.join(f'{d} {n}' for d, n in module.SIZES.items())}{split}, {warps} warps, "
               f"{module.NUM_STAGES} stages")
     try:
+        with compiling_for(target):
+            more = module._by_another_ptxas()
         got = triton.compile(ASTSource(kernel, signature, constants, aligned), target=target,
-                             options={"num_warps": warps, "num_stages": module.NUM_STAGES, "enable_fp_fusion": True})
+                             options={"num_warps": warps, "num_stages": module.NUM_STAGES, "enable_fp_fusion": True, **more})
     except Exception as e:  # whatever its compiler throws is the report
         return Compiled(name, arch, warps, config, error=f"does not compile: {_said(e)}")
     read = _nvidia if arch.startswith("sm_") else _amd

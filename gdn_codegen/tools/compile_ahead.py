@@ -27,7 +27,7 @@ from ..runtime.progress import under_way
 from ..runtime.targets import install
 from ..targets import find, names
 from .check import missing
-from .check_triton import dtypes
+from .check_triton import compiling_for, dtypes
 
 #: Kernels of a module that are compiled at a time.
 AT_A_TIME = len(os.sched_getaffinity(0))
@@ -149,22 +149,6 @@ class _Compiles:
         return compile_only
 
 
-class _Driver:
-    """The parts of a GPU's driver that compiling needs."""
-
-    def __init__(self, target: Any) -> None:
-        self.target = target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-
 class _Device:
     type, index = "cuda", 0
 
@@ -178,13 +162,11 @@ def _target(arch: str) -> Any:
 def triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[str]:
     """Compiles the kernels of a Triton module by its own launcher, so that its launches find them by their keys."""
     import torch
-    from triton.runtime.driver import driver
     module = fresh(path)
     module._launcher.kernels = {n: _Compiles(k) for n, k in module._launcher.kernels.items()}
     module._is_suspect = lambda device: False
     dtype = dtypes(module.TABLES)
-    driver.set_active(_Driver(_target(arch)))
-    try:
+    with compiling_for(_target(arch)):
         for name, _, _, tensors, scalars in module.TABLES.kernels:
             start = time.perf_counter()
             given = [torch.empty(0, dtype=getattr(torch, dtype[t]), device="meta") for t in tensors]
@@ -194,8 +176,6 @@ def triton(path: Path, arch: str, heads: Sequence[tuple[int, int]]) -> Iterator[
                         module._launcher(name, 1, sizes, flags, _Device())(given, torch.int32, [0.5] * len(scalars))
             size = sum(module._launcher.kernels[name].variants.values())
             yield f"{name} {arch}: {time.perf_counter() - start:.1f} s, {size} bytes, in Triton's cache"
-    finally:
-        driver.set_active(None)  # found when it is next asked for
 
 
 def _variants(module: Any, name: str, heads: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:

@@ -98,9 +98,8 @@ class Served:
         """The kinds of an engine's calls."""
         for contract in map(self._parsed, (*calls.prompts, *calls.beside_drafts * self.speculative)):
             yield Kind(contract, False)
-        if self.prefix_caching and calls.aligned is not None:
-            for contract in map(self._parsed, calls.prompts):
-                yield Kind(replace(contract, positions=True), False, calls.aligned)
+        for contract in map(self._parsed, calls.stores if self.prefix_caching else ()):
+            yield Kind(replace(contract, positions=True), False, calls.aligned)
         for contract in map(self._parsed, calls.steps):
             yield Kind(contract, True)
             for words in calls.drafts if self.speculative else ():
@@ -163,15 +162,29 @@ def check_arch(arch: str, on: Facts) -> None:
         raise ValueError(f"compile: got {arch!r} for {on.names[0]}; accepted: {on.arch or own}")
 
 
+def check_has_effect(a: argparse.Namespace, m: models.Model, what: Served) -> None:
+    """ValueError for an option that asks for calls that the model's engines do not make, or says how to compile where nothing is
+    compiled."""
+    said = " and ".join(e for e in what.engines if e in m.engines)
+    without = {"speculative": replace(what, speculative=False), "prefix_caching": replace(what, prefix_caching=False)}
+    for name, less in without.items():
+        if getattr(a, name) and what.kinds(m) == less.kinds(m):
+            raise ValueError(f"{name}: got True for {a.model}, of which {said} makes no such call; accepted: without it")
+    if a.jobs is not None and a.compile is None:
+        raise ValueError(f"jobs: got {a.jobs} without --compile; accepted: with --compile")
+
+
 def command(a: argparse.Namespace) -> int:
     """`gdn_codegen build --model`. Returns 0. ValueError for a wrong option, before anything is written."""
     m, on = models.find(a.model), device_of(a.device)
     if a.accept:
         said = (str(Contract.parse(a.accept)),)
-        m = replace(m, engines={e: models.Calls(said, said, x.drafts, aligned=x.aligned) for e, x in m.engines.items()})
+        m = replace(m, engines={e: models.Calls(said, said, x.drafts, stores=said if x.stores else (), aligned=x.aligned)
+                                for e, x in m.engines.items()})
     if a.engine not in (None, *m.engines):
         raise ValueError(f"engine: got {a.engine!r} for {a.model}; accepted: {', '.join(m.engines)}")
     what = Served((a.engine,) if a.engine else models.ENGINES, a.speculative, a.prefix_caching, a.state_dtype or "")
+    check_has_effect(a, m, what)
     heads = m.share(1 if a.tensor_parallel is None else a.tensor_parallel)
     if a.compile is not None:
         check_arch(a.compile, on)

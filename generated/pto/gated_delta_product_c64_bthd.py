@@ -4469,9 +4469,8 @@ class CheckProblem:
     #: Tokens of a chunk of the page here: a divisor of all chunks. A page that reads or gives something of each chunk has the
     #: module's chunk.
     STEP = 16
-    #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium. Fewer heads begin with the one
-    #: at FEW: what heads have, as A_log, is the same in all sequences, and a strong decay hides errors of what comes from states.
-    RATES, FEW = (2.0, 0.0, 0.02, 0.3), 2
+    #: The mean log decay of a token, by value head, without its sign: strong, none, weak, medium.
+    RATES = (2.0, 0.0, 0.02, 0.3)
     #: The largest log decay of a token where all heads forget fast, by value head, without its sign. The least is half of it. So
     #: warm-ups have one chunk of 16 tokens, and several.
     FAST = (4.0, 0.25)
@@ -4505,19 +4504,24 @@ class CheckProblem:
         """Groups of sequences, so that all RATES are there."""
         return -(-len(self.RATES) // heads[1])
 
+    def firsts(self, heads: tuple[int, int]) -> tuple[int, ...]:
+        """For each problem the index of its first head's rate. What heads have, as A_log, is the same in all sequences. So few
+        heads have two problems: a strong decay shows sums that overflow, and hides errors of what comes from states."""
+        return (0, 2) if self.tables.head_inputs and self.groups(heads) > 1 else (0,)
+
     def lengths(self, packed: bool, heads: tuple[int, int]) -> list[int]:
         """Tokens of each sequence. If packed, a pool skips the third of each group."""
         chunk = max(self.tables.chunk, self.STEP)
         last = chunk + 3 if self.by_token else self.tables.check_chunks * chunk + chunk // 2 + 3
         return ([1, chunk, chunk // 2 - 1, 0, last] if packed else [chunk + 3] * 2) * self.groups(heads)
 
-    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool, fast: bool = False
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool, fast: bool = False, first: int = 0
                ) -> tuple[dict[str, torch.Tensor], Expected]:
         """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`.
 
-        fast: whether all heads forget fast."""
+        fast: whether all heads forget fast. first: as for `drawn`."""
         for factor in self.FACTORS:
-            x = self.drawn(lengths, heads, factor, fast)
+            x = self.drawn(lengths, heads, factor, fast, first)
             found = self.expected(x, lengths, heads, given)
             by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
             if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
@@ -4544,19 +4548,19 @@ class CheckProblem:
         """Whether operands of products may be rounded tiles of this input of chunks: no vectors, and no exponents."""
         return name not in self.tables.held and len(self.tables.chunk_dims[name]) > 1
 
-    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0, fast: bool = False
-              ) -> dict[str, torch.Tensor]:
+    def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0, fast: bool = False,
+              first: int = 0) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
-        factor: of rows that are not log decays, and of tiles of chunks that are no sums of them. fast: as for `solved`."""
+        factor: of rows that are not log decays, and of tiles of chunks that are no sums of them. fast: as for `solved`. first:
+        the index of the first head's rate."""
         tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
         out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rates = self.FAST if fast else (0.0,) if self.without_gates else self.RATES
         each = max(1, len(lengths) // self.groups(heads))  # sequences of a group
-        first = self.FEW * (self.groups(heads) > 1)
         by_group = torch.tensor([[rates[(first + n // each * heads[1] + j) % len(rates)] for j in range(heads[1])]
                                  for n in range(len(lengths))], **on_cpu)
         rate, of_tokens = by_group[0], by_group.repeat_interleave(torch.tensor(lengths, device="cpu"), 0)
@@ -4595,17 +4599,18 @@ class CheckProblem:
         for name, dims, dtype in tables.chunk_inputs:
             x = torch.zeros(len(lengths), -(-max(lengths) // tables.chunk), heads[1], *dims, **on_cpu)
             of, _ = tables.sums.get(name, ("", False))
-            for n, (each, length) in enumerate(zip(x, lengths, strict=True)):
+            for n, (tiles, length) in enumerate(zip(x, lengths, strict=True)):
                 own = torch.Generator("cpu").manual_seed(1000 * (1 + summed.index(of)) + n) if of else gen
-                self.fill(name, each, length, own, factor)
+                self.fill(name, tiles, length, own, factor, by_group[n])
             out[name] = x.to(self.DTYPES[dtype])
         return out
 
-    def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float) -> None:
+    def fill(self, name: str, tiles: torch.Tensor, length: int, gen: torch.Generator, factor: float, rates: torch.Tensor
+             ) -> None:
         """Random tiles of the chunks of a sequence, with zeros past its end, as modules store them. Those of `held` repeat
         their last row there, and tiles of rows are running sums of log decays. Those of the same decays get generators in the
         same state: of independent sums exp of a difference could grow. What bounds how much tokens forget is not below 0: they
-        forget nothing, so that each part starts from what the parts before it give. factor: of other tiles."""
+        forget nothing, so that each part starts from what the parts before it give. factor: of other tiles. rates: of heads."""
         for i, of_all in enumerate(tiles[:-(-length // self.tables.chunk)]):
             rows = min(length - i * self.tables.chunk, self.tables.chunk)
             tile = self.of_chunk(name, of_all, rows)
@@ -4616,7 +4621,6 @@ class CheckProblem:
                 tile.mul_(factor)
                 continue
             if tile.ndim > 2:
-                rates = torch.tensor([self.RATES[j % len(self.RATES)] for j in range(len(tile))], device="cpu")
                 decays = -2 * rates.view(-1, 1, 1) * tile.abs()
                 before = name in self.tables.sums and self.tables.sums[name][1]
                 tile.copy_(decays.cumsum(1) - (decays if before else 0.0))
@@ -4945,17 +4949,18 @@ class Check:
         in_parts = [x for x in hosts if x.tables.in_parts]
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         # the first of a pair declines the call unless all heads forget fast
-        problems = [(chunks, call, fast) for chunks in parts for call in calls for fast in (False, True)[:len(hosts)]]
+        problems = [(chunks, call, (fast, first)) for chunks in parts for call in calls for fast in (False, True)[:len(hosts)]
+                    for first in self.problem.firsts(heads)]
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
             before = [(x.poison, x.part_chunks, x.plans) for x in hosts]
             try:
                 for x in hosts:
                     x.poison, x.plans = True, {}
-                for chunks, call, fast in problems:
+                for chunks, call, rates in problems:
                     for x in in_parts:  # short parts, so that there are many
                         x.part_chunks = chunks
-                    for n, (error, accepted) in self.compared(device, heads, *call, fast).items():
+                    for n, (error, accepted) in self.compared(device, heads, *call, *rates).items():
                         known = found.get(n, (0.0, accepted))[0]
                         found[n] = (known if known > error or math.isnan(known) else error), accepted
                     self.host.plans.clear()
@@ -4968,13 +4973,13 @@ class Check:
         return found
 
     def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool,
-                 fast: bool = False) -> _Errors:
-        """(error, accepted error) by output of one call. fast: whether all heads forget fast."""
+                 fast: bool = False, first: int = 0) -> _Errors:
+        """(error, accepted error) by output of one call. fast, first: as for `CheckProblem.solved`."""
         tables, once = self.tables, self.problem.lengths(packed, heads)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
         lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
-        x, want = self.problem.solved(once, heads, given, fast)
+        x, want = self.problem.solved(once, heads, given, fast, first)
         arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
         served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]

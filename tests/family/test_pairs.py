@@ -215,7 +215,7 @@ def test_half_of_a_pair_does_not_run_alone():
 def test_self_checks_draw_gates_for_both(monkeypatch):
     m = module(pair())
     drawn_fast = []
-    monkeypatch.setattr(m.check, "compared", lambda device, heads, packed, given, wanted, fast: drawn_fast.append(
+    monkeypatch.setattr(m.check, "compared", lambda device, heads, packed, given, wanted, fast, first: drawn_fast.append(
         (m.HOST.earlier.part_chunks, m.HOST.earlier.poison, fast)) or {"o": (0.0, 1.0)})
     m.check.errors(torch.device("meta"))
     assert drawn_fast == [(n, True, fast) for n in (1, 2) for _ in range(2) for fast in (False, True)]

@@ -9,6 +9,7 @@ import pytest
 
 from gdn_codegen.tools import compile_ahead as ahead
 from gdn_codegen.tools import configurations
+from gdn_codegen.tools.check_triton import Driver
 from gdn_codegen.tools.configurations import compiled_side_by_side
 
 triton, tl = pytest.importorskip("triton"), pytest.importorskip("triton.language")
@@ -36,7 +37,7 @@ def tuned(compiles, widths=(16, 32)):
     def times(call, quantiles):
         timed.append(call)
         return [0.0, 0.0, 0.0]
-    triton.runtime.driver.set_active(ahead._Driver(ahead._target("sm_90a")))
+    triton.runtime.driver.set_active(Driver(ahead._target("sm_90a")))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

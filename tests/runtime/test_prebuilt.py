@@ -17,6 +17,7 @@ from gdn_codegen.runtime.build import Build
 from gdn_codegen.runtime.load import cached, function, write
 from gdn_codegen.schedule import varied
 from gdn_codegen.tools import compile_ahead as ahead
+from gdn_codegen.tools.check_triton import Driver
 from gdn_codegen.tools.compile_ahead import compile_ahead, fresh
 from gdn_codegen.tools.served import Most, builds
 
@@ -120,7 +121,7 @@ def test_a_library_is_looked_for_once(gpu, tmp_path, monkeypatch):
 def as_if_on_a_gpu(m):
     """The module takes tensors without values for a GPU's: what a launch compiles is compiled, nothing runs."""
     from triton.runtime.driver import driver
-    driver.set_active(ahead._Driver(ahead._target("sm_90a")))
+    driver.set_active(Driver(ahead._target("sm_90a")))
     launcher = m.HOST.launcher
     m.HOST.launcher = lambda name, instances, sizes, flags, device: launcher(name, instances, sizes, flags, Gpu())
     m._is_suspect = lambda device: False

@@ -11,7 +11,7 @@ from devices import H200
 
 from gdn_codegen import cli, models
 from gdn_codegen.models import MODELS, Calls, Model
-from gdn_codegen.runtime.build import Build
+from gdn_codegen.runtime.build import Build, render
 from gdn_codegen.runtime.call import launch
 from gdn_codegen.runtime.call.arguments import Options, Tensors
 from gdn_codegen.runtime.call.device import described
@@ -152,6 +152,9 @@ def test_heads_and_the_device_decide():
     (["--engine", "vllm"], "engine: got 'vllm' without --model"),
     (["--prefix-caching"], "prefix_caching: got True without --model"), (["--jobs", "2"], "jobs: got 2 without --model"),
     (["--model", "kimi-k3", "--jobs", "0"], "jobs: got 0; accepted: 1 or more"),
+    (["--model", "kimi-k3", "--jobs", "2"], "jobs: got 2 without --compile; accepted: with --compile"),
+    (["--model", "olmo-hybrid-7b", "--prefix-caching"], "prefix_caching: got True for olmo-hybrid-7b, of which"),
+    (["--model", "ling-3.0-flash", "--engine", "vllm", "--speculative"], "speculative: got True for ling-3.0-flash, of"),
     (["--state-dtype", "float32"], "state_dtype: got 'float32' without --model"),
     (["--model", "qwen3-next", "--tensor-parallel", "5"], "tensor_parallel: got 5, for 16/32 heads"),
     (["--model", "qwen3-next", "--tensor-parallel", "0"], "tensor_parallel: got 0; accepted: 1 or more"),
@@ -184,7 +187,7 @@ def test_builds_are_made_side_by_side_or_one_by_one(jobs, tmp_path, monkeypatch)
     assert set(found) == set(builds)
     for b, (path, lines) in found.items():
         assert path == tmp_path / "tilelang" / f"{b.name}.py" and lines[0] == f"{path}: {path.stat().st_size} bytes"
-        assert len(lines) == 2 and "in TileLang's cache" in lines[1]
+        assert len(lines) == 2 and "in TileLang's cache" in lines[1] and path.read_text() == render(b)
     pto = [Build("pto", layout=x, heads=(1, 2), **small) for x in ("bthd", "bhtd")]
     with pytest.raises(ValueError, match=r"^compile: got pto, whose kernels compile on first use"):
         list(served.made([*pto, *builds], tmp_path, "sm_90a", (1, 2), jobs))
