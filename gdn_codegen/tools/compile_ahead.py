@@ -29,8 +29,8 @@ from ..targets import find, names
 from .check import missing
 from .check_triton import compiling_for, dtypes
 
-#: Kernels of a module that are compiled at a time.
-AT_A_TIME = len(os.sched_getaffinity(0))
+#: Kernels of a module that are compiled at a time; 0: as many as cores.
+AT_A_TIME = 0
 
 
 def compile_one_by_one() -> None:
@@ -93,7 +93,7 @@ def tilelang(path: Path, arch: str) -> Iterator[str]:
     wanted: list[tuple[Path, Callable[[Path], object]]] = [
         (Path(launcher.library(name, arch)), partial(_export, launcher, name, arch)) for name in launcher.kernels]
     wanted.append((wanted[0][0].with_name(native_launcher.file_name()), _copy_launcher))
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
+    with ThreadPoolExecutor(AT_A_TIME or len(os.sched_getaffinity(0))) as pool:
         running = [pool.submit(_library, *x, arch) for x in wanted]
         try:
             for x in running:

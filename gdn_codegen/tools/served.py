@@ -163,13 +163,12 @@ def check_arch(arch: str, on: Facts) -> None:
 
 
 def check_has_effect(a: argparse.Namespace, m: models.Model, what: Served) -> None:
-    """ValueError for an option that asks for calls that the model's engines do not make, or says how to compile where nothing is
-    compiled."""
+    """ValueError for an option that asks for calls that the engines do not make, or says how to compile where nothing is."""
     said = " and ".join(e for e in what.engines if e in m.engines)
     without = {"speculative": replace(what, speculative=False), "prefix_caching": replace(what, prefix_caching=False)}
     for name, less in without.items():
         if getattr(a, name) and what.kinds(m) == less.kinds(m):
-            raise ValueError(f"{name}: got True for {a.model}, of which {said} makes no such call; accepted: without it")
+            raise ValueError(f"{name}: got True for {a.model}, of which it adds no calls by {said}; accepted: without it")
     if a.jobs is not None and a.compile is None:
         raise ValueError(f"jobs: got {a.jobs} without --compile; accepted: with --compile")
 
