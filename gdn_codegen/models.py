@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 class Calls:
     """What an engine's calls of the ops of a layer say, in contracts as --accept spells them.
 
-    prompts, steps: prefill and decoding. drafts: what steps that verify draft tokens say of states instead of "in_place", joined
-    by /. beside_drafts: prefill in a batch with draft tokens, where it differs. stores: prefill that may store states for a cache
-    of prefixes; aligned: whether these are after whole chunks (the ops' `aligned_positions`).
+    prefill, decode: of prompts, and of decoding steps. drafts: what steps that verify draft tokens say of states instead of
+    "in_place", joined by /. beside_drafts: prefill in a batch with draft tokens, where it differs. stores: prefill that may store
+    states for a cache of prefixes; aligned: whether these are after whole chunks (the ops' `aligned_positions`).
     """
 
-    prompts: tuple[str, ...]
-    steps: tuple[str, ...]
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
     drafts: tuple[str, ...] = ()
     beside_drafts: tuple[str, ...] = ()
     stores: tuple[str, ...] = ()

@@ -90,8 +90,8 @@ class Check:
         in_parts = [x for x in hosts if x.tables.in_parts]
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         # the first of a pair declines the call unless all heads forget fast
-        problems = [(chunks, call, (fast, first)) for chunks in parts for call in calls for fast in (False, True)[:len(hosts)]
-                    for first in self.problem.firsts(heads)]
+        problems = [(chunks, call, (fast, rate_offset)) for chunks in parts for call in calls
+                    for fast in (False, True)[:len(hosts)] for rate_offset in self.problem.rate_offsets(heads)]
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
             before = [(x.poison, x.part_chunks, x.plans) for x in hosts]
@@ -114,13 +114,13 @@ class Check:
         return found
 
     def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool,
-                 fast: bool = False, first: int = 0) -> _Errors:
-        """(error, accepted error) by output of one call. fast, first: as for `CheckProblem.solved`."""
+                 fast: bool = False, rate_offset: int = 0) -> _Errors:
+        """(error, accepted error) by output of one call. fast, rate_offset: as for `CheckProblem.solved`."""
         tables, once = self.tables, self.problem.lengths(packed, heads)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
         lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
-        x, want = self.problem.solved(once, heads, given, fast, first)
+        x, want = self.problem.solved(once, heads, given, fast, rate_offset)
         arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
         served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]

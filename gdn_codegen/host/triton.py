@@ -68,7 +68,7 @@ def _is_suspect(device: torch.device) -> bool:
 
 #: The first release of CUDA whose ptxas is right about products on Hopper, and flags that change no code. Options of a kernel are
 #: part of its key in Triton's cache, so these flags say by which ptxas it is assembled, and keep the binaries of two apart.
-_PTXAS, _BY_ANOTHER = (12, 9), "-w --disable-warnings"
+_LEAST_PTXAS, _NEWER_FLAGS = (12, 9), "-w --disable-warnings"
 
 
 def _release(name: str) -> tuple[int, ...]:
@@ -85,13 +85,13 @@ def _ptxas() -> str:
     if target.backend != "cuda":
         return ""
     from triton.backends.nvidia.compiler import get_ptxas
-    return str((triton.knobs.nvidia.ptxas_blackwell if _needs_another_ptxas() else get_ptxas(target.arch)).version)
+    return str((triton.knobs.nvidia.ptxas_blackwell if _needs_newer_ptxas() else get_ptxas(target.arch)).version)
 
 
-def _needs_another_ptxas() -> bool:
+def _needs_newer_ptxas() -> bool:
     """Whether kernels for the current GPU need the ptxas that Triton brings for Blackwell, and may have it.
 
-    Its own one for Hopper is CUDA 12.8's up to Triton 3.7.1. With that some kernels with wgmma read shared memory out of bounds.
+    Its own one for Hopper is CUDA 12.8's up to Triton 3.7.1. With that some products (wgmma) read wrong shared memory.
     What the user asks for (TRITON_PTXAS_PATH) is taken. What an assembler of a later major release than torch's makes may need
     another driver.
     """
@@ -101,34 +101,35 @@ def _needs_another_ptxas() -> bool:
         return False
     known = int((torch.version.cuda or "99").partition(".")[0])
     other = _release("ptxas_blackwell")
-    return _release("ptxas") < _PTXAS <= other and other[0] <= known
+    return _release("ptxas") < _LEAST_PTXAS <= other and other[0] <= known
 
 
-def _by_another_ptxas() -> dict[str, str]:
-    """Options for a kernel that is to be compiled, by which it is assembled by a ptxas that is right."""
-    if not _needs_another_ptxas():
+def _newer_ptxas_options() -> dict[str, str]:
+    """Options to compile a kernel with, so that the newer ptxas assembles it where the GPU needs that; else none."""
+    if not _needs_newer_ptxas():
         return {}
     from triton.backends.nvidia import compiler
-    with _interpreting:  # one lock for what all generated modules of a process share
-        if not hasattr(compiler, "_gdn_codegen_assembles"):
-            compiler._gdn_codegen_assembles = threading.local()
-            _let_options_choose(compiler, compiler._gdn_codegen_assembles)
-    return {"ptx_options": " ".join(filter(None, (triton.knobs.nvidia.ptxas_options, _BY_ANOTHER)))}
+    with _interpreting:  # the lock that all generated modules of a process share
+        if not hasattr(compiler, "_gdn_codegen_newer_ptxas"):
+            compiler._gdn_codegen_newer_ptxas = threading.local()
+            _choose_ptxas_by_options(compiler, compiler._gdn_codegen_newer_ptxas)
+    return {"ptx_options": " ".join(filter(None, (triton.knobs.nvidia.ptxas_options, _NEWER_FLAGS)))}
 
 
-def _let_options_choose(compiler: Any, here: Any) -> None:
-    """Let Triton assemble kernels with the flags of `_BY_ANOTHER` by the ptxas for Blackwell, in any thread. All else stays."""
+def _choose_ptxas_by_options(compiler: Any, here: Any) -> None:
+    """Patch Triton's compiler: kernels whose options have `_NEWER_FLAGS` are assembled by the ptxas for Blackwell, all others as
+    before. here: a thread-local, which says whether this thread assembles such a kernel now."""
     own, make = compiler.get_ptxas, compiler.CUDABackend.make_cubin
 
     def make_cubin(self: Any, src: Any, metadata: Any, opt: Any, *rest: Any) -> Any:
-        here.another = _BY_ANOTHER in (opt.ptx_options or "")
+        here.newer = _NEWER_FLAGS in (opt.ptx_options or "")
         try:
             return make(self, src, metadata, opt, *rest)
         finally:
-            here.another = False
+            here.newer = False
 
     def get_ptxas(arch: int) -> Any:
-        return triton.knobs.nvidia.ptxas_blackwell if getattr(here, "another", False) else own(arch)
+        return triton.knobs.nvidia.ptxas_blackwell if getattr(here, "newer", False) else own(arch)
     compiler.CUDABackend.make_cubin, compiler.get_ptxas = make_cubin, get_ptxas
 
 
@@ -217,7 +218,7 @@ class TritonLauncher:
                 mine = (*kind, *((x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31) for x in tensors))
                 run = known.get(mine)
                 if run is None:
-                    run = known[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how, **_by_another_ptxas())
+                    run = known[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how, **_newer_ptxas_options())
                     return
             run[(instances, 1, 1)](*tensors, cu, *scalars, *rest)
 

@@ -181,7 +181,7 @@ def _compile(module: ModuleType, row: tuple[Any, ...], arch: str, heads: int, va
               f"{module.NUM_STAGES} stages")
     try:
         with compiling_for(target):
-            more = module._by_another_ptxas()
+            more = module._newer_ptxas_options()
         got = triton.compile(ASTSource(kernel, signature, constants, aligned), target=target,
                              options={"num_warps": warps, "num_stages": module.NUM_STAGES, "enable_fp_fusion": True, **more})
     except Exception as e:  # whatever its compiler throws is the report

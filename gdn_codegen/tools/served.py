@@ -96,11 +96,11 @@ class Served:
 
     def _of(self, calls: models.Calls) -> Iterator[Kind]:
         """The kinds of an engine's calls."""
-        for contract in map(self._parsed, (*calls.prompts, *calls.beside_drafts * self.speculative)):
+        for contract in map(self._parsed, (*calls.prefill, *calls.beside_drafts * self.speculative)):
             yield Kind(contract, False)
         for contract in map(self._parsed, calls.stores if self.prefix_caching else ()):
             yield Kind(replace(contract, positions=True), False, calls.aligned)
-        for contract in map(self._parsed, calls.steps):
+        for contract in map(self._parsed, calls.decode):
             yield Kind(contract, True)
             for words in calls.drafts if self.speculative else ():
                 flags: dict[str, Any] = {"in_place": False, **dict.fromkeys(words.split("/"), True)}

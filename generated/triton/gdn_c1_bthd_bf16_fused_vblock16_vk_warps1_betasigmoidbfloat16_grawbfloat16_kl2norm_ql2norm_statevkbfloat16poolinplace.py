@@ -1709,8 +1709,8 @@ class CheckProblem:
         """Groups of sequences, so that all RATES are there."""
         return -(-len(self.RATES) // heads[1])
 
-    def firsts(self, heads: tuple[int, int]) -> tuple[int, ...]:
-        """For each problem the index of its first head's rate. What heads have, as A_log, is the same in all sequences. So few
+    def rate_offsets(self, heads: tuple[int, int]) -> tuple[int, ...]:
+        """For each problem the index in RATES of its first head. What heads have, as A_log, is the same in all sequences. So few
         heads have two problems: a strong decay shows sums that overflow, and hides errors of what comes from states."""
         return (0, 2) if self.tables.head_inputs and self.groups(heads) > 1 else (0,)
 
@@ -1720,13 +1720,13 @@ class CheckProblem:
         last = chunk + 3 if self.by_token else self.tables.check_chunks * chunk + chunk // 2 + 3
         return ([1, chunk, chunk // 2 - 1, 0, last] if packed else [chunk + 3] * 2) * self.groups(heads)
 
-    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool, fast: bool = False, first: int = 0
-               ) -> tuple[dict[str, torch.Tensor], Expected]:
+    def solved(self, lengths: Sequence[int], heads: tuple[int, int], given: bool, fast: bool = False,
+               rate_offset: int = 0) -> tuple[dict[str, torch.Tensor], Expected]:
         """`drawn` with the first of FACTORS for which `expected` is at most LARGEST everywhere, or the last; and `expected`.
 
-        fast: whether all heads forget fast. first: as for `drawn`."""
+        fast: whether all heads forget fast. rate_offset: as for `drawn`."""
         for factor in self.FACTORS:
-            x = self.drawn(lengths, heads, factor, fast, first)
+            x = self.drawn(lengths, heads, factor, fast, rate_offset)
             found = self.expected(x, lengths, heads, given)
             by_chunk = (s for by in (*found.after, *found.saved) for s in by.values())
             if all(float(y.abs().max()) <= self.LARGEST for y in (*found.outs, *found.finals, *by_chunk)):
@@ -1754,20 +1754,20 @@ class CheckProblem:
         return name not in self.tables.held and len(self.tables.chunk_dims[name]) > 1
 
     def drawn(self, lengths: Sequence[int], heads: tuple[int, int], factor: float = 1.0, fast: bool = False,
-              first: int = 0) -> dict[str, torch.Tensor]:
+              rate_offset: int = 0) -> dict[str, torch.Tensor]:
         """Random inputs [T, heads, ...], numbers [HV], states [N, HV, ...] and inputs of chunks [N, chunks, HV, ...] in the
         caller's forms, by name, on the CPU.
 
-        factor: of rows that are not log decays, and of tiles of chunks that are no sums of them. fast: as for `solved`. first:
-        the index of the first head's rate."""
+        factor: of rows that are not log decays, and of tiles of chunks that are no sums of them. fast: as for `solved`.
+        rate_offset: the index in RATES of the first head."""
         tables, gen, total = self.tables, torch.Generator(device="cpu").manual_seed(0), sum(lengths)
         out: dict[str, torch.Tensor] = {}
         on_cpu: Any = {"dtype": torch.float32, "device": "cpu"}
         count = dict(zip(("H", "HV"), heads, strict=True))
         rates = self.FAST if fast else (0.0,) if self.without_gates else self.RATES
         each = max(1, len(lengths) // self.groups(heads))  # sequences of a group
-        by_group = torch.tensor([[rates[(first + n // each * heads[1] + j) % len(rates)] for j in range(heads[1])]
-                                 for n in range(len(lengths))], **on_cpu)
+        by_group = torch.tensor([[rates[(rate_offset + n // each * heads[1] + j) % len(rates)] for j in range(heads[1])]
+                                 for n in range(len(lengths))], **on_cpu)  # the mean log decays of each sequence's heads
         rate, of_tokens = by_group[0], by_group.repeat_interleave(torch.tensor(lengths, device="cpu"), 0)
         forgets = rate.clamp_min(self.LEAST)  # forms may take its log
         # in the last sequence of each group a token near the first chunk's end, for as long as a chunk
@@ -2154,8 +2154,8 @@ class Check:
         in_parts = [x for x in hosts if x.tables.in_parts]
         parts = (1, 2) if in_parts and device.type != "cpu" else (1,)
         # the first of a pair declines the call unless all heads forget fast
-        problems = [(chunks, call, (fast, first)) for chunks in parts for call in calls for fast in (False, True)[:len(hosts)]
-                    for first in self.problem.firsts(heads)]
+        problems = [(chunks, call, (fast, rate_offset)) for chunks in parts for call in calls
+                    for fast in (False, True)[:len(hosts)] for rate_offset in self.problem.rate_offsets(heads)]
         with self.lock, torch.inference_mode(False), torch.no_grad():
             self.done.add((device, heads))  # launches below call `once`
             before = [(x.poison, x.part_chunks, x.plans) for x in hosts]
@@ -2178,13 +2178,13 @@ class Check:
         return found
 
     def compared(self, device: torch.device, heads: tuple[int, int], packed: bool, given: bool, wanted: bool,
-                 fast: bool = False, first: int = 0) -> _Errors:
-        """(error, accepted error) by output of one call. fast, first: as for `CheckProblem.solved`."""
+                 fast: bool = False, rate_offset: int = 0) -> _Errors:
+        """(error, accepted error) by output of one call. fast, rate_offset: as for `CheckProblem.solved`."""
         tables, once = self.tables, self.problem.lengths(packed, heads)
         given, wanted = given or tables.pool or tables.in_place, wanted or tables.in_place
         instances = self.INSTANCES_BY_TOKEN if self.problem.by_token or tables.positions else self.INSTANCES
         lengths = once * (1 if device.type == "cpu" else 1 + instances // (len(once) * heads[1]))
-        x, want = self.problem.solved(once, heads, given, fast, first)
+        x, want = self.problem.solved(once, heads, given, fast, rate_offset)
         arguments, slots = self.call.arguments(x, lengths, heads, device, (packed, given, wanted))
         served = [n for n in range(len(lengths)) if not self.call.is_skipped(n)]
         starts = [0, *torch.tensor(lengths, device="cpu").cumsum(0).tolist()]
@@ -2335,7 +2335,7 @@ def _is_suspect(device: torch.device) -> bool:
 
 #: The first release of CUDA whose ptxas is right about products on Hopper, and flags that change no code. Options of a kernel are
 #: part of its key in Triton's cache, so these flags say by which ptxas it is assembled, and keep the binaries of two apart.
-_PTXAS, _BY_ANOTHER = (12, 9), "-w --disable-warnings"
+_LEAST_PTXAS, _NEWER_FLAGS = (12, 9), "-w --disable-warnings"
 
 
 def _release(name: str) -> tuple[int, ...]:
@@ -2352,13 +2352,13 @@ def _ptxas() -> str:
     if target.backend != "cuda":
         return ""
     from triton.backends.nvidia.compiler import get_ptxas
-    return str((triton.knobs.nvidia.ptxas_blackwell if _needs_another_ptxas() else get_ptxas(target.arch)).version)
+    return str((triton.knobs.nvidia.ptxas_blackwell if _needs_newer_ptxas() else get_ptxas(target.arch)).version)
 
 
-def _needs_another_ptxas() -> bool:
+def _needs_newer_ptxas() -> bool:
     """Whether kernels for the current GPU need the ptxas that Triton brings for Blackwell, and may have it.
 
-    Its own one for Hopper is CUDA 12.8's up to Triton 3.7.1. With that some kernels with wgmma read shared memory out of bounds.
+    Its own one for Hopper is CUDA 12.8's up to Triton 3.7.1. With that some products (wgmma) read wrong shared memory.
     What the user asks for (TRITON_PTXAS_PATH) is taken. What an assembler of a later major release than torch's makes may need
     another driver.
     """
@@ -2368,34 +2368,35 @@ def _needs_another_ptxas() -> bool:
         return False
     known = int((torch.version.cuda or "99").partition(".")[0])
     other = _release("ptxas_blackwell")
-    return _release("ptxas") < _PTXAS <= other and other[0] <= known
+    return _release("ptxas") < _LEAST_PTXAS <= other and other[0] <= known
 
 
-def _by_another_ptxas() -> dict[str, str]:
-    """Options for a kernel that is to be compiled, by which it is assembled by a ptxas that is right."""
-    if not _needs_another_ptxas():
+def _newer_ptxas_options() -> dict[str, str]:
+    """Options to compile a kernel with, so that the newer ptxas assembles it where the GPU needs that; else none."""
+    if not _needs_newer_ptxas():
         return {}
     from triton.backends.nvidia import compiler
-    with _interpreting:  # one lock for what all generated modules of a process share
-        if not hasattr(compiler, "_gdn_codegen_assembles"):
-            compiler._gdn_codegen_assembles = threading.local()
-            _let_options_choose(compiler, compiler._gdn_codegen_assembles)
-    return {"ptx_options": " ".join(filter(None, (triton.knobs.nvidia.ptxas_options, _BY_ANOTHER)))}
+    with _interpreting:  # the lock that all generated modules of a process share
+        if not hasattr(compiler, "_gdn_codegen_newer_ptxas"):
+            compiler._gdn_codegen_newer_ptxas = threading.local()
+            _choose_ptxas_by_options(compiler, compiler._gdn_codegen_newer_ptxas)
+    return {"ptx_options": " ".join(filter(None, (triton.knobs.nvidia.ptxas_options, _NEWER_FLAGS)))}
 
 
-def _let_options_choose(compiler: Any, here: Any) -> None:
-    """Let Triton assemble kernels with the flags of `_BY_ANOTHER` by the ptxas for Blackwell, in any thread. All else stays."""
+def _choose_ptxas_by_options(compiler: Any, here: Any) -> None:
+    """Patch Triton's compiler: kernels whose options have `_NEWER_FLAGS` are assembled by the ptxas for Blackwell, all others as
+    before. here: a thread-local, which says whether this thread assembles such a kernel now."""
     own, make = compiler.get_ptxas, compiler.CUDABackend.make_cubin
 
     def make_cubin(self: Any, src: Any, metadata: Any, opt: Any, *rest: Any) -> Any:
-        here.another = _BY_ANOTHER in (opt.ptx_options or "")
+        here.newer = _NEWER_FLAGS in (opt.ptx_options or "")
         try:
             return make(self, src, metadata, opt, *rest)
         finally:
-            here.another = False
+            here.newer = False
 
     def get_ptxas(arch: int) -> Any:
-        return triton.knobs.nvidia.ptxas_blackwell if getattr(here, "another", False) else own(arch)
+        return triton.knobs.nvidia.ptxas_blackwell if getattr(here, "newer", False) else own(arch)
     compiler.CUDABackend.make_cubin, compiler.get_ptxas = make_cubin, get_ptxas
 
 
@@ -2484,7 +2485,7 @@ class TritonLauncher:
                 mine = (*kind, *((x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31) for x in tensors))
                 run = known.get(mine)
                 if run is None:
-                    run = known[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how, **_by_another_ptxas())
+                    run = known[mine] = kernel[(instances,)](*tensors, cu, *scalars, **options, **how, **_newer_ptxas_options())
                     return
             run[(instances, 1, 1)](*tensors, cu, *scalars, *rest)
 

@@ -31,8 +31,8 @@ def as_it_was(monkeypatch):
     kept = compiler.get_ptxas, compiler.CUDABackend.make_cubin
     yield
     compiler.get_ptxas, compiler.CUDABackend.make_cubin = kept
-    if hasattr(compiler, "_gdn_codegen_assembles"):
-        del compiler._gdn_codegen_assembles
+    if hasattr(compiler, "_gdn_codegen_newer_ptxas"):
+        del compiler._gdn_codegen_newer_ptxas
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def gpu(monkeypatch):
 def test_hopper_alone_needs_another_than_12_8(gpu, about, needed):
     """Triton 3.6 has those of CUDA 12.8 and 12.9, 3.7 of 12.8 and 13.1 (none for torch of CUDA 12), 3.8 of 12.9 and 13.3."""
     with gpu(**about):
-        assert host._by_another_ptxas() == (FLAGS if needed else {})
+        assert host._newer_ptxas_options() == (FLAGS if needed else {})
         release = {"sm_100": "12.9", "gfx942": ""}.get(about.get("arch"), about.get("own", "12.8"))
         assert host._ptxas() == (about.get("other", "12.9") if needed else release)
         assert assembler(host, torch.device("cuda")) == {"ptxas": host._ptxas()} and assembler(host, torch.device("cpu")) == {}
@@ -67,13 +67,13 @@ def test_hopper_alone_needs_another_than_12_8(gpu, about, needed):
 def test_what_the_user_asks_for_is_taken(gpu, monkeypatch):
     with gpu():
         monkeypatch.setattr(knobs.nvidia, "ptxas_options", "-O2")
-        assert host._by_another_ptxas() == {"ptx_options": f"-O2 {FLAGS['ptx_options']}"}
+        assert host._newer_ptxas_options() == {"ptx_options": f"-O2 {FLAGS['ptx_options']}"}
         monkeypatch.setenv("TRITON_PTXAS_PATH", "/usr/bin/my-ptxas")
-        assert host._by_another_ptxas() == {}
+        assert host._newer_ptxas_options() == {}
         monkeypatch.delenv("TRITON_PTXAS_PATH")
         with knobs.nvidia.scope():
             vars(knobs.nvidia)["ptxas"] = "/usr/bin/my-ptxas"  # as with knobs.propagate_env = False
-            assert host._by_another_ptxas() == {}
+            assert host._newer_ptxas_options() == {}
 
 
 def test_the_flags_choose_whatever_else_is_set_or_compiles(gpu, monkeypatch):
@@ -89,7 +89,7 @@ def test_the_flags_choose_whatever_else_is_set_or_compiles(gpu, monkeypatch):
     with gpu():
         own = compiler.get_ptxas
         for _ in range(2):  # once for all generated modules
-            assert host._by_another_ptxas() == FLAGS
+            assert host._newer_ptxas_options() == FLAGS
         with knobs.nvidia.scope():
             make("", FLAGS["ptx_options"])
         with pytest.raises(KeyError):
@@ -129,7 +129,7 @@ def test_kernels_are_assembled_by_it_and_kept_apart(first, tmp_path, monkeypatch
     for needs in (other, own) if first == "ours" else (own, other):  # from which release on an assembler is right
         used.clear()
         made.clear()
-        path.write_text(re.sub(r"_PTXAS, _BY_ANOTHER = \(12, 9\)", f"_PTXAS, _BY_ANOTHER = {release(needs)}", text))
+        path.write_text(re.sub(r"_LEAST_PTXAS, _NEWER_FLAGS = \(12, 9\)", f"_LEAST_PTXAS, _NEWER_FLAGS = {release(needs)}", text))
         list(ahead.triton(path, "sm_90", [(1, 2)]))
         assert used and set(used) == {needs.path} and all(len(x.asm["cubin"]) > 1000 for x in made)
         found[needs.path] = {(x.name, x.hash) for x in made}

@@ -41,7 +41,7 @@ def launcher(kernel, check=None, descriptors=False):
 def gpu(monkeypatch):
     monkeypatch.setattr(host, "_lanes", lambda: 32)
     monkeypatch.setattr(host, "_is_suspect", lambda device: False)
-    monkeypatch.setattr(host, "_needs_another_ptxas", lambda: False)
+    monkeypatch.setattr(host, "_needs_newer_ptxas", lambda: False)
 
 
 def test_a_kernel_gets_what_its_signature_names():

@@ -147,10 +147,10 @@ def test_few_heads_forget_at_all_rates_too(heads):
             assert alike.sum() == (min(63, lengths[n] - 57) if n % each == each - 1 else 0), "up to its sequence's end"
             assert (beta == small.ALIKE).sum() == (heads * int(alike.sum() + 1) if n % each == each - 1 else 0)
         assert rates == set(small.RATES)
-    firsts = small.firsts((1, heads))
-    found = [float(small.drawn(lengths, (1, heads), 1.0, False, n)["rate"][0]) for n in firsts]
+    offsets = small.rate_offsets((1, heads))
+    found = [float(small.drawn(lengths, (1, heads), 1.0, False, n)["rate"][0]) for n in offsets]
     assert found == pytest.approx([-2, -0.02] if heads < 4 else [-2])
-    assert check_problem.CheckProblem(replace(tables, head_inputs=()), None, {}, {}).firsts((1, 1)) == (0,)
+    assert check_problem.CheckProblem(replace(tables, head_inputs=()), None, {}, {}).rate_offsets((1, 1)) == (0,)
 
 
 @pytest.mark.slow

@@ -253,7 +253,7 @@ def test_triton_looks_a_kernel_up_once(monkeypatch):
     monkeypatch.setattr(m._launcher, "kernels", {n: Kernel(k.arg_names) for n, k in m._launcher.kernels.items()})
     monkeypatch.setattr(m, "_is_suspect", lambda device: False)
     monkeypatch.setattr(m, "_lanes", lambda: 32)
-    monkeypatch.setattr(m, "_needs_another_ptxas", lambda: False)
+    monkeypatch.setattr(m, "_needs_newer_ptxas", lambda: False)
     over_chunks, walk = m.TABLES.kernels
 
     def launch(row, instances, sizes, ints, device, memory=None, times=1):

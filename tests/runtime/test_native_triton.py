@@ -206,7 +206,7 @@ def op(driver, monkeypatch):
         assert eager in text
         m = import_path(cache.write(cache.folder() / "texts" / f"driven_{cache.digest(text)}.py",
                                     text.replace(eager, "looks = host.check")))
-        m._is_suspect, m._lanes, m._needs_another_ptxas = (lambda device: False), (lambda: 32), (lambda: False)
+        m._is_suspect, m._lanes, m._needs_newer_ptxas = (lambda device: False), (lambda: 32), (lambda: False)
         made = m._launcher
         if not hasattr(made, "plain"):
             made.plain = made.kernels

@@ -26,7 +26,7 @@ from gdn_codegen.tools.served import Kind, Most, Served, asked, builds
 ROOT = Path(__file__).parents[2]
 NEXT = MODELS["qwen3-next"]
 #: What vLLM passes for it, in prefill and in steps.
-ACCEPT = NEXT.engines["vllm"].steps[0]
+ACCEPT = NEXT.engines["vllm"].decode[0]
 ONE = replace(NEXT, engines={"vllm": NEXT.engines["vllm"]})
 #: Models small enough to compile in a test.
 KIMI = replace(MODELS["kimi-k3"], heads=(2, 2), head_dims=(16, 16), dtype="float16")

@@ -144,7 +144,7 @@ ARGUMENTS = ("self", "q", "k", "v", "g", "beta", "initial_state", "cu_seqlens", 
              "recurrent_state")
 
 
-def method(host: dict[str, Any], theirs: Callable[..., Results]) -> Callable[..., Results]:
+def glm_prefill(host: dict[str, Any], theirs: Callable[..., Results]) -> Callable[..., Results]:
     """GLM-5.3's `_flashkda_prefill`. host: the names of its module."""
     def ours(self: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor, cu_seqlens: Tensor,
              out: State, checkpoint: Any = None, raw_qkv: State = None, conv_state: State = None, recurrent_state: State = None
@@ -166,7 +166,7 @@ def method(host: dict[str, Any], theirs: Callable[..., Results]) -> Callable[...
     return made
 
 
-def replace_method(module: ModuleType) -> None:
+def replace_glm_prefill(module: ModuleType) -> None:
     """Replace FlashKDA's prefill in GLM-5.3's layer."""
     layer = getattr(module, "Glm5NextLinearAttention", None)
     theirs = getattr(layer, "_flashkda_prefill", None)
@@ -178,13 +178,13 @@ def replace_method(module: ModuleType) -> None:
         if unknown or code.co_varnames[:code.co_argcount] != ARGUMENTS:
             say(f"{module.__name__}: FlashKDA's prefill is not replaced (unknown: {', '.join(unknown) or 'its arguments'})")
         else:
-            layer._flashkda_prefill = method(vars(module), theirs)
+            layer._flashkda_prefill = glm_prefill(vars(module), theirs)
 
 
 def replace(module: ModuleType, everywhere: bool) -> None:
     """Replace the ops for KDA that a module defines. everywhere: also in modules of vLLM that have imported them."""
     if module.__name__ == GLM:
-        replace_method(module)
+        replace_glm_prefill(module)
         return
     flash = {"_flashkda_prefill": flashkda_prefill}
     put(module, flash if module.__name__ == FLASHKDA else OPS[module.__name__.rsplit(".", 1)[1]], everywhere)
